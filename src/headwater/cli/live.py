@@ -1,0 +1,88 @@
+"""Progress on stderr: a live table of jobs in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def status_table(status: dict[str, Any]) -> Table:
+    """All jobs with phase, progress, rate, ETA and what they wait for."""
+    title = f"epoch {status['committed_epoch']}" + ("  (paused)" if status["engine"]["paused"] else "")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("job", "kind", "state", "phase", "progress", "rows", "rows/s", "eta", "waiting for"):
+        table.add_column(name, justify="right" if name in ("rows", "rows/s", "eta") else "left")
+    for job in status["jobs"]:
+        table.add_row(
+            job["name"],
+            job["kind"],
+            job["state"],
+            job["phase"],
+            bar(job["percent"]) if job["state"] == "creating" else "",
+            f"{job['rows']:,}" if job["rows"] else "",
+            f"{job['rows_per_s']:,.0f}" if job["rows_per_s"] else "",
+            duration(job["eta_s"]) if job["eta_s"] else "",
+            job["waiting_for"] or "",
+        )
+    return table
+
+
+def bar(percent: float, width: int = 20) -> str:
+    full = int(width * percent / 100)
+    return f"{'█' * full}{'░' * (width - full)} {percent:.2f}%"
+
+
+class Reporter:
+    """Shows status again and again: in place in a terminal, a line per change otherwise."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live: Any = None
+        self._lines: dict[str, str] = {}
+
+    def __enter__(self) -> Reporter:
+        if self.console.is_terminal:
+            from rich.live import Live
+
+            self.live = Live(console=self.console, refresh_per_second=4)
+            self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.live is not None:
+            self.live.__exit__(*error)
+
+    def show(self, status: dict[str, Any]) -> None:
+        if self.live is not None:
+            self.live.update(status_table(status))
+            return
+        for job in status["jobs"]:
+            line = plain_line(job)
+            if self._lines.get(job["name"]) != line:
+                self._lines[job["name"]] = line
+                sys.stderr.write(line + "\n")
+                sys.stderr.flush()
+
+
+def plain_line(job: dict[str, Any]) -> str:
+    parts = [f"{job['kind']} {job['name']}: {job['state']}"]
+    if job["state"] == "creating":
+        parts.append(f"{job['phase']} {job['percent']:.2f}% {job['done']}/{job['total']} {job['rows']:,} rows")
+        if job["rows_per_s"]:
+            parts.append(f"{job['rows_per_s']:,.0f} rows/s")
+        if job["eta_s"]:
+            parts.append(f"eta {duration(job['eta_s'])}")
+    if job["waiting_for"]:
+        parts.append(f"waiting for {job['waiting_for']}")
+    return ", ".join(parts)

@@ -1,0 +1,41 @@
+"""The spelling of results on stdout: a table for people, CSV, or one JSON array a line. Everything else is stderr's."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from typing import Any
+
+
+def print_result(result: dict[str, Any], form: str) -> None:
+    columns, rows = result["columns"], result["rows"]
+    match form:
+        case "json":
+            sys.stdout.write(json.dumps(rows, ensure_ascii=False, separators=(",", ":")) + "\n")
+        case "csv":
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows([_cell(row.get(c)) for c in columns] for row in rows)
+        case _:
+            _print_table(columns, rows)
+    sys.stdout.flush()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return "" if value is None else value
+
+
+def _print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
+    cells = [["NULL" if r.get(c) is None else str(_cell(r.get(c))) for c in columns] for r in rows]
+    widths = [max([len(c), *(len(line[i]) for line in cells)]) for i, c in enumerate(columns)]
+    out = sys.stdout.write
+    out("  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip() + "\n")
+    out("  ".join("-" * w for w in widths) + "\n")
+    for line in cells:
+        out("  ".join(v.ljust(w) for v, w in zip(line, widths, strict=True)).rstrip() + "\n")
+    out(f"({len(rows)} row{'' if len(rows) == 1 else 's'})\n")

@@ -1,0 +1,333 @@
+"""`headwater init` and `headwater check`: the way to a pipeline file, and what a source still lacks for it.
+
+What is right or wrong at a source is decided by `connectors/postgres/check.py`, whether a table can be captured by
+`runtime/captured_table.py`: the same code that CREATE TABLE uses. Here are only the options, the asking, and the text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from headwater.config import check_secrets
+from headwater.errors import HeadwaterError, UsageError
+from headwater.sql import statements as s
+from headwater.sql.parser import parse
+
+if TYPE_CHECKING:
+    from headwater.connectors.postgres.catalogue import TableInfo
+    from headwater.connectors.postgres.check import Finding
+    from headwater.connectors.postgres.client import PostgresConfig
+
+CONNECTOR: Final = "postgres-cdc"
+PASSWORD: Final = "${PGPASSWORD}"
+_PLAIN: Final = re.compile(r"[a-z][a-z0-9_]*")
+
+Hostname = Annotated[str | None, typer.Option("--hostname", help="host of the Postgres server")]
+Port = Annotated[int, typer.Option("--port", help="its port")]
+Username = Annotated[str | None, typer.Option("--username", help="the role that Headwater logs in as")]
+Password = Annotated[str, typer.Option("--password", help="a reference: ${NAME} or ${file:path}; never a password")]
+Database = Annotated[str | None, typer.Option("--database", help="name of the database")]
+Slot = Annotated[str, typer.Option("--slot", help="name of the replication slot")]
+Publication = Annotated[str, typer.Option("--publication", help="name of the publication")]
+Tables = Annotated[list[str] | None, typer.Option("--table", help="schema.table; may be given several times")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)
+    app.command()(init)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceToCheck:
+    """A source and the tables that are to be captured from it."""
+
+    name: str
+    options: dict[str, str]
+    tables: tuple[str, ...]
+
+
+# -- check ----------------------------------------------------------------------------------------------------------
+
+
+def check(
+    file: Annotated[Path | None, typer.Argument(help="a pipeline file; its sources and tables are checked")] = None,
+    hostname: Hostname = None,
+    port: Port = 5432,
+    username: Username = None,
+    password: Password = PASSWORD,
+    database: Database = None,
+    slot: Slot = "headwater",
+    publication: Publication = "headwater",
+    table: Tables = None,
+) -> None:
+    """Say what a source still lacks, with the exact SQL to run there. Exit code 1: something is missing.
+
+    Examples: headwater check pipeline.sql
+
+    headwater check --hostname db --username app --database shop --table public.orders
+    """
+    if file is not None and hostname is not None:
+        raise UsageError("OPTION_VALUE", "give a file or the options of a source, not both")
+    if file is not None:
+        sources = sources_of(_read(file))
+    else:
+        options = source_options(hostname, port, username, password, database, slot, publication)
+        sources = [SourceToCheck("the source", options, tuple(table or ()))]
+    missing = _check_sources(sources)
+    if missing:
+        sys.stderr.write(f"error: [CHECK_FAILED] {missing} thing{'s' if missing > 1 else ''} to put right\n")
+        raise typer.Exit(1)
+
+
+def sources_of(text: str) -> list[SourceToCheck]:
+    """The sources of a file, each with its captured tables, in the file's order."""
+    sources: dict[str, s.CreateSource] = {}
+    tables: dict[str, list[str]] = {}
+    for statement in parse(text):
+        if isinstance(statement, s.CreateSource):
+            sources[statement.name.lower()] = statement
+        elif isinstance(statement, s.CreateTableFrom):
+            tables.setdefault(statement.source.lower(), []).append(statement.external)
+    for name in tables:
+        if name not in sources:
+            raise UsageError(
+                "UNKNOWN_SOURCE", f"there is no source {name} in the file", hint="add CREATE SOURCE, or correct FROM …"
+            )
+    if not sources:
+        raise UsageError("NOTHING_TO_CHECK", "the file has no CREATE SOURCE", hint="headwater init writes one")
+    return [SourceToCheck(x.name, x.options, tuple(tables.get(key, ()))) for key, x in sources.items()]
+
+
+def _check_sources(sources: Sequence[SourceToCheck]) -> int:
+    from headwater.connectors.postgres.check import check_source
+
+    missing = 0
+    for source in sources:
+        sys.stdout.write(f"{source.name}\n")
+        for finding in check_source(_config(source.options), source.tables):
+            missing += not finding.ok
+            _show(finding)
+    return missing
+
+
+def _show(finding: Finding) -> None:
+    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {finding.what}\n")
+    if finding.sql_to_fix:
+        sys.stdout.write(f"         run: {finding.sql_to_fix}\n")
+    sys.stdout.flush()
+
+
+def _config(options: dict[str, str]) -> PostgresConfig:
+    from headwater.connectors.postgres.client import PostgresConfig
+
+    if options.get("connector") != CONNECTOR:
+        raise UsageError(
+            "UNKNOWN_CONNECTOR",
+            f"check knows no source connector {options.get('connector', '')}".rstrip(),
+            hint=f"known: {CONNECTOR}",
+        )
+    check_secrets(options)
+    return PostgresConfig.from_options(options)
+
+
+def source_options(
+    hostname: str | None,
+    port: int,
+    username: str | None,
+    password: str,
+    database: str | None,
+    slot: str,
+    publication: str,
+) -> dict[str, str]:
+    """The options of CREATE SOURCE; UsageError names the first that is missing."""
+    for flag, value in (("--hostname", hostname), ("--username", username), ("--database", database)):
+        if not value:
+            raise UsageError("MISSING_OPTION", f"option {flag} is missing", hint=f"add {flag} …, or name a file")
+    return {
+        "connector": CONNECTOR,
+        "hostname": hostname or "",
+        "port": str(port),
+        "username": username or "",
+        "password": password,
+        "database.name": database or "",
+        "slot.name": slot,
+        "publication.name": publication,
+    }
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError("FILE_UNREADABLE", f"{path} cannot be read", detail=str(error.strerror)) from None
+
+
+# -- init -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table of the source, and why it cannot be captured (empty: it can)."""
+
+    external: str
+    rows: int
+    key: tuple[str, ...]
+    problem: str = ""
+
+
+def init(
+    output: Annotated[Path, typer.Argument(help="the file to write")] = Path("pipeline.sql"),
+    hostname: Hostname = None,
+    port: Port = 5432,
+    username: Username = None,
+    password: Password = PASSWORD,
+    database: Database = None,
+    slot: Slot = "headwater",
+    publication: Publication = "headwater",
+    table: Tables = None,
+    force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+) -> None:
+    """Write a commented pipeline file for a source: asks for what is not given, and lists the source's tables.
+
+    Example: headwater init --hostname db --username app --database shop --table public.orders
+    """
+    if output.exists() and not force:
+        raise UsageError("FILE_EXISTS", f"{output} exists already", hint="name another file, or add --force")
+    if sys.stdin.isatty():
+        hostname = hostname or typer.prompt("Host of the Postgres server", default="localhost", err=True)
+        database = database or typer.prompt("Database", default="postgres", err=True)
+        username = username or typer.prompt("Role", default=os.environ.get("USER", "postgres"), err=True)
+    options = source_options(hostname, port, username, password, database, slot, publication)
+    found = _found_tables(_config(options))
+    _list(found)
+    wanted = _choose(found, table)
+    output.write_text(pipeline_text(options, wanted), encoding="utf-8")
+    sys.stderr.write(
+        f"wrote {output}\n  next: headwater check {output}   what the source still lacks\n"
+        f"        headwater run {output}     copy, follow, serve\n"
+    )
+
+
+def _found_tables(config: PostgresConfig) -> list[FoundTable]:
+    from headwater.connectors.postgres.catalogue import describe, list_tables
+    from headwater.connectors.postgres.client import connect
+
+    found = []
+    with connect(config, application="headwater init") as conn:
+        for schema, name in list_tables(conn):
+            info = describe(conn, schema, name)
+            found.append(FoundTable(external_name(schema, name), info.rows, info.key, _problem(config, conn, info)))
+    return found
+
+
+def _problem(config: PostgresConfig, conn: Any, info: TableInfo) -> str:
+    from headwater.connectors.postgres.slots import require_identity
+    from headwater.runtime.captured_table import describe_table
+
+    try:
+        require_identity(conn, info)
+        describe_table(config, s.CreateTableFrom("", "t", None, (), "s", external_name(info.schema, info.name)))
+    except HeadwaterError as error:
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return ""
+
+
+def external_name(schema: str, name: str) -> str:
+    """`schema.table` as CREATE TABLE … FROM reads it: parts with a point or a quote are quoted."""
+
+    def part(text: str) -> str:
+        return '"' + text.replace('"', '""') + '"' if "." in text or '"' in text else text
+
+    return f"{part(schema)}.{part(name)}"
+
+
+def _list(found: Sequence[FoundTable]) -> None:
+    sys.stderr.write(f"{len(found)} table{'' if len(found) == 1 else 's'}:\n")
+    for one in found:
+        rows = f"about {one.rows:,} rows" if one.rows >= 0 else "rows not counted yet"
+        key = f"key ({', '.join(one.key)})" if one.key else "no key"
+        note = f"  cannot be captured: {one.problem}" if one.problem else f"  {key}"
+        sys.stderr.write(f"  {one.external:40} {rows:>24}{note}\n")
+
+
+def _choose(found: list[FoundTable], names: Iterable[str] | None) -> list[FoundTable]:
+    """The named tables; in a terminal the user is asked; else all of them."""
+    by_name = {x.external: x for x in found} | {x.external.removeprefix("public."): x for x in found}
+    wanted = list(names or ())
+    if not wanted and sys.stdin.isatty():
+        answer = typer.prompt("Tables to capture, with commas between (all)", default="", show_default=False, err=True)
+        wanted = [part.strip() for part in answer.split(",") if part.strip() not in ("", "all")]
+    for name in wanted:
+        if name not in by_name:
+            from headwater.config import suggestion
+
+            raise UsageError("UNKNOWN_TABLE", f"the source has no table {name}", hint=suggestion(name, by_name))
+    return [by_name[name] for name in wanted] if wanted else found
+
+
+def pipeline_text(options: dict[str, str], tables: Sequence[FoundTable]) -> str:
+    """The file: a source, its tables, and commented examples of what comes next."""
+    lines = [
+        "-- A Headwater pipeline. `headwater run` applies it: what exists is left alone, what is new is created.",
+        "-- Secrets are references: ${NAME} is read from the environment, ${file:path} from a file, when it is used.",
+        "",
+        "-- The source. Slot and publication are created if they are not there (`headwater check` says what is wrong).",
+        "CREATE SOURCE source_db WITH (",
+        ",\n".join(f"    {name} = {_text(value)}" for name, value in options.items()),
+        ");",
+        "",
+        "-- The tables: each is copied while it is written to, then followed. Options, with their defaults:",
+        "--   WITH (backfill.parallelism='4', backfill.num_rows_per_split='100000', snapshot='true')",
+        "--   and backfill.rate_limit='10000' (rows/s; unlimited if left out).",
+    ]
+    names: set[str] = set()
+    for table in tables:
+        name = _our_name(table.external, names)
+        statement = f"CREATE TABLE {name} (*) FROM source_db TABLE {_text(table.external)};"
+        if table.problem:
+            lines += [f"-- {table.external} cannot be captured: {table.problem}", f"-- {statement}"]
+        else:
+            lines.append(statement)
+    return "\n".join([*lines, *_examples(tables, names), ""])
+
+
+def _examples(tables: Sequence[FoundTable], names: set[str]) -> list[str]:
+    example = min(names) if names else "orders"
+    key = ", ".join(tables[0].key) if tables and tables[0].key else "id"
+    return [
+        "",
+        "-- A view is kept up to date with every checkpoint. Take the comment away and write your query (Spark SQL):",
+        f"-- CREATE MATERIALIZED VIEW {_quoted('my_view')} AS SELECT count(*) AS n FROM {example};",
+        "",
+        "-- A sink delivers the changes of a table or view exactly once; docs/sinks.md has the connectors and options:",
+        f"-- CREATE SINK my_sink FROM {example} WITH (connector='files', path='./out', primary_key='{key}');",
+    ]
+
+
+def _our_name(external: str, taken: set[str]) -> str:
+    """`orders` for public.orders, `schema_table` for others; a number behind it when that is taken."""
+    plain = external.replace('"', "").removeprefix("public.").replace(".", "_")
+    plain = plain.lstrip("_") or "t"
+    name, number = plain, 1
+    while name.lower() in {t.strip("`").lower() for t in taken}:
+        number += 1
+        name = f"{plain}_{number}"
+    quoted = _quoted(name)
+    taken.add(quoted)
+    return quoted
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,1 @@
+"""Files as a sink: Parquet or JSON lines with a committed manifest."""

@@ -1,0 +1,1 @@
+"""Kafka: a sink that produces in transactions."""

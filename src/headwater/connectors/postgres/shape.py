@@ -1,0 +1,138 @@
+"""A table's shape as the stream announces it (Relation messages), held against the columns that we capture.
+
+`pgoutput.py` decodes rows by it; what a difference means for a table is decided in `runtime/shape.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.connectors.postgres.textscan import Longs
+from headwater.connectors.postgres.types import NUMERIC_OID, ColumnPlan, Kind, decimal_of
+from headwater.errors import DefiniteError
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    name: str
+    type_oid: int
+    typmod: int
+    key: bool
+    """Part of the replica identity: present in a K tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table's shape as the stream announced it."""
+
+    oid: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+def parse_relation(message: bytes | memoryview) -> Relation:
+    """A Relation message."""
+    body = bytes(message)
+    if body[:1] != b"R":
+        raise ValueError("not a relation message")
+    (oid,) = struct.unpack_from("!I", body, 1)
+    namespace, at = _cstring(body, 5)
+    name, at = _cstring(body, at)
+    identity, count = struct.unpack_from("!cH", body, at)
+    at += 3
+    columns = []
+    for _ in range(count):
+        flags = body[at]
+        column, at = _cstring(body, at + 1)
+        type_oid, typmod = struct.unpack_from("!Ii", body, at)
+        at += 8
+        columns.append(RelationColumn(column, type_oid, typmod, bool(flags & 1)))
+    return Relation(oid, namespace or "pg_catalog", name, identity.decode(), tuple(columns))
+
+
+def _cstring(body: bytes, at: int) -> tuple[str, int]:
+    end = body.index(0, at)
+    return body[at:end].decode(), end + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeChange:
+    """How a shape differs from what we capture, by names of columns; `added` are neither taken nor known."""
+
+    added: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    retyped: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.gone or self.retyped)
+
+    def __str__(self) -> str:
+        parts = [
+            (self.added, "is new"),
+            (self.gone, "is not in the stream"),
+            (self.retyped, "has another type"),
+        ]
+        return "; ".join(f"column {name} {what}" for names, what in parts for name in names)
+
+
+def compare(relation: Relation, plans: Sequence[ColumnPlan], left_out: Collection[str] | None) -> ShapeChange:
+    """`left_out` are columns of the source that we do not take; None: we take a fixed list, others are no matter."""
+    there = {c.name: c for c in relation.columns}
+    taken = {p.name: p for p in plans if not p.absent}
+    known = None if left_out is None else {*taken, *left_out}
+    return ShapeChange(
+        added=() if known is None else tuple(name for name in there if name not in known),
+        gone=tuple(name for name in taken if name not in there),
+        retyped=tuple(name for name, p in taken.items() if name in there and not _fits(p, there[name])),
+    )
+
+
+def _fits(plan: ColumnPlan, column: RelationColumn) -> bool:
+    if plan.type_oid not in (0, column.type_oid):
+        return False
+    # Of a domain the modifier is not in the stream; its type is not numeric's own then.
+    plain_numeric = plan.kind is Kind.DECIMAL and column.type_oid == NUMERIC_OID
+    return not plain_numeric or decimal_of(column.typmod) == (plan.precision, plan.scale)
+
+
+def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tolerant: bool) -> Longs:
+    """For each column of the relation the index of its plan, or -1; an error where they do not fit.
+
+    `changing`: there are updates or deletes, which must name their row. `tolerant`: see `pgoutput.decode_events`.
+    """
+    change = compare(relation, plans, None)
+    keys = {p.name for p in plans if p.key_position is not None}
+    if change.retyped or (change.gone and (not tolerant or keys & set(change.gone))):
+        raise shape_changed(relation, str(change))
+    slots = np.full(len(relation.columns), -1, np.int64)
+    by_name = {column.name: i for i, column in enumerate(relation.columns)}
+    for slot, plan in enumerate(plans):
+        if plan.absent or plan.name not in by_name:
+            continue
+        if changing and plan.name in keys and not relation.columns[by_name[plan.name]].key:
+            raise identity_missing(relation)
+        slots[by_name[plan.name]] = slot
+    return slots
+
+
+def shape_changed(relation: Relation, what: str) -> DefiniteError:
+    return DefiniteError(
+        "SOURCE_SCHEMA_CHANGED",
+        f"table {relation.namespace}.{relation.name} is not as it was captured: {what}",
+        hint="RESYNC the table to take its new definition",
+    )
+
+
+def identity_missing(relation: Relation) -> DefiniteError:
+    table = f"{relation.namespace}.{relation.name}"
+    return DefiniteError(
+        "REPLICA_IDENTITY_MISSING",
+        f"an update or delete of table {table} does not say which row it was",
+        hint=f"in the source: ALTER TABLE {table} REPLICA IDENTITY DEFAULT (with a primary key) or FULL, then resync",
+    )

@@ -1,0 +1,303 @@
+"""The Postgres sink: tasks COPY into a staging table, one transaction merges it and moves the progress row.
+
+    headwater_progress(sink PRIMARY KEY, epoch, generation)   in the target's schema; its row lock orders everything
+    _headwater_<sink>_<attempt>                               unlogged staging: target's columns, _hw_op, _hw_attempt
+
+Exactly once: the merge, the progress and the drop of the staging table are one transaction. A Spark task may run
+twice, so each row of the staging table carries the attempt that copied it, and the merge takes only the attempts that
+Spark reported as successful. `last_committed` locks the progress row: a commit that is still running on the server
+(its connection lost) is waited for, so after it has said "not there" nothing can land any more. Statement texts and
+encodings are in `sink_sql.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headwater.connectors.postgres import sink_sql as texts
+from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
+from headwater.model.schema import Column
+from headwater.sink.base import BaseSink
+from headwater.sink.dead_letters import letters_of
+from headwater.sink.options import Option, SinkOptions
+from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
+
+OPTIONS: Final = (
+    Option("hostname", default="localhost"),
+    Option("port", int, default=5432),
+    Option("username", required=True),
+    Option("password", secret=True),
+    Option("database.name", required=True),
+    Option("schema.name", default="public"),
+    Option("table.name", required=True),
+    Option("create_table_if_not_exists", bool, default=True),
+    Option("ssl.mode", default="prefer"),
+    Option("max_connections", int, default=16),  # parallel COPYs; a server's own limit is 100 by default
+)
+CONNECT_TIMEOUT_S: Final = 10
+# Longer than any merge of a batch of the default size; a dead peer is noticed by keep-alives before that.
+STATEMENT_TIMEOUT_MS: Final = 3_600_000
+ANALYZE_FROM_ROWS: Final = 10_000
+
+
+class PostgresSink(BaseSink):
+    """Upserts or appends into one table."""
+
+    def __init__(
+        self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
+    ) -> None:
+        super().__init__(name, options, columns, key, generation)
+        self.schema = options.text("schema.name")
+        self.table = options.text("table.name")
+        self.names = texts.Names(name, self.schema, self.table, self.column_names, self.key)
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        try:
+            with self._transaction() as cursor:
+                found = self._target_columns(cursor)
+                if not found:
+                    self._create_target(cursor)
+                    return
+        except TransientError as error:
+            # While creating, a wrong host or password is the user's to correct.
+            raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
+        missing = [c for c in self.column_names if c not in found]
+        if missing:
+            raise self.target_changed(f"has no column {', '.join(missing)}")
+
+    def claim(self) -> None:
+        with self._transaction() as cursor:
+            cursor.execute(self.names.create_progress())
+            cursor.execute(self.names.insert_progress(), (self.name, self.generation))
+            stored = self._lock_progress(cursor)
+            if stored is not None and stored.generation > self.generation:
+                raise fenced(self.name)
+            cursor.execute(self.names.claim_progress(), (self.generation, self.name))
+
+    def prepare(self, from_epoch: int, to_epoch: int) -> Token:
+        token = self.token(from_epoch, to_epoch)
+        stage = self.names.stage(token.attempt)
+        with self._transaction() as cursor:
+            stored = self._lock_progress(cursor)
+            if stored is not None and stored.generation > self.generation:
+                raise fenced(self.name)
+            for stale in self._stale_stages(cursor):
+                self._drop(cursor, stale)
+            cursor.execute(self.names.create_stage(stage))
+            self._copy_constraints(cursor, stage)
+            arrays = [n for n, category in self._target_columns(cursor).items() if category == "A"]
+        return token.written(rows=0, stage=stage, arrays=arrays)
+
+    def write(self, token: Token, df: Any) -> Token:
+        from headwater.connectors.postgres.sink_task import copy_task
+        from headwater.spark.sink import run_tasks
+
+        task = copy_task(
+            connect=connector(self.options),
+            statement=self.names.copy_stage(token.payload["stage"]),
+            columns=self.column_names,
+            arrays=frozenset(token.payload["arrays"]),
+            dead_letters=self.dead_letter_prefix(token),
+        )
+        results = run_tasks(df.coalesce(int(self.options["max_connections"])), task)
+        done = [r for r in results if r["rows"]]
+        return token.written(
+            rows=self.rows_of(done),
+            bytes=sum(r["bytes"] for r in done),
+            attempts=[r["attempt"] for r in done],
+            **letters_of(results),
+        )
+
+    def commit(self, token: Token) -> None:
+        stage = token.payload["stage"]
+        connection = self._connect()
+        try:
+            with self._translated(), connection.cursor() as cursor:
+                verdict = judge_progress(self._lock_progress(cursor), token)
+                if verdict is Verdict.APPLY:
+                    self._merge(cursor, stage, token)
+                    cursor.execute(self.names.move_progress(), (token.to_epoch, token.generation, self.name))
+                cursor.execute(self.names.drop(stage))
+        except HeadwaterError:
+            self._roll_back()
+            raise
+        self._commit_now(connection)
+
+    def last_committed(self) -> int | None:
+        with self._transaction() as cursor:
+            cursor.execute("SELECT to_regclass(%s)", (self.names.progress_text(),))
+            row = cursor.fetchone()
+            stored = self._lock_progress(cursor) if row and row[0] is not None else None
+        return stored.epoch if stored is not None else None
+
+    def reset(self, to_epoch: int | None) -> None:
+        with self._transaction() as cursor:
+            stored = self._lock_progress(cursor)
+            if stored is not None and stored.generation > self.generation:
+                raise fenced(self.name)
+            cursor.execute(self.names.move_progress(), (to_epoch, self.generation, self.name))
+
+    def abort(self, token: Token) -> None:
+        with self._transaction() as cursor:
+            self._drop(cursor, token.payload["stage"])
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _merge(self, cursor: psycopg.Cursor[Any], stage: str, token: Token) -> None:
+        attempts = {"attempts": list(token.payload["attempts"])}
+        if token.rows >= ANALYZE_FROM_ROWS:
+            cursor.execute(self.names.analyze(stage))
+        for statement in self.names.merge(stage, upsert=self.upsert, unique=self._has_unique_key(cursor)):
+            cursor.execute(statement, attempts)
+
+    def _has_unique_key(self, cursor: psycopg.Cursor[Any]) -> bool:
+        cursor.execute(texts.UNIQUE_KEYS, (self.schema, self.table))
+        return any(set(row[0]) == set(self.key) for row in cursor.fetchall()) and bool(self.key)
+
+    def _target_columns(self, cursor: psycopg.Cursor[Any]) -> dict[str, str]:
+        cursor.execute(texts.COLUMNS, (self.schema, self.table))
+        return {str(name): str(category) for name, category in cursor.fetchall()}
+
+    def _create_target(self, cursor: psycopg.Cursor[Any]) -> None:
+        if not self.options["create_table_if_not_exists"]:
+            raise DefiniteError(
+                "SINK_TARGET_MISSING",
+                f"table {self.schema}.{self.table} does not exist",
+                hint="create it, or add create_table_if_not_exists='true'",
+            )
+        cursor.execute(self.names.create_schema())
+        for statement in self.names.create_target(self.columns, cursor.connection.info.server_version):
+            cursor.execute(statement)
+
+    def _copy_constraints(self, cursor: psycopg.Cursor[Any], stage: str) -> None:
+        """With dead letters on, staging refuses what the target would: so the task finds the row, not the merge."""
+        if self.options["dead_letters.path"] is None:
+            return
+        cursor.execute(texts.CHECKS, {"schema": self.schema, "table": self.table, "columns": list(self.column_names)})
+        for (condition,) in cursor.fetchall():
+            cursor.execute(self.names.add_check(stage, str(condition)))
+
+    def _lock_progress(self, cursor: psycopg.Cursor[Any]) -> Progress | None:
+        cursor.execute(self.names.lock_progress(), (self.name,))
+        row = cursor.fetchone()
+        return Progress(row[0], row[1]) if row is not None else None
+
+    def _stale_stages(self, cursor: psycopg.Cursor[Any]) -> list[str]:
+        cursor.execute(texts.TABLES_LIKE, (self.schema, self.names.stage("").replace("_", r"\_") + "%"))
+        return [str(row[0]) for row in cursor.fetchall()]
+
+    def _drop(self, cursor: psycopg.Cursor[Any], stage: str) -> None:
+        """Drop a staging table unless a task that was given up still writes to it; then the next `prepare` will."""
+        try:
+            with cursor.connection.transaction():
+                cursor.execute("SET LOCAL lock_timeout = '1s'")
+                cursor.execute(self.names.drop(stage))
+        except psycopg.errors.LockNotAvailable:
+            return
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            with self._translated():
+                self._connection = connector(self.options)()
+        return self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[psycopg.Cursor[Any]]:
+        """One transaction that may be repeated without harm; its lost commit counts as a lost connection."""
+        connection = self._connect()
+        try:
+            with self._translated(), connection.cursor() as cursor:
+                yield cursor
+                connection.commit()
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _commit_now(self, connection: psycopg.Connection[Any]) -> None:
+        try:
+            connection.commit()
+        except psycopg.Error as error:
+            self._roll_back()
+            if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57")):
+                raise translate(error, self.name) from None
+            raise IndeterminateError(
+                "SINK_COMMIT_UNKNOWN", f"the connection of sink {self.name} was lost while committing"
+            ) from None
+
+    def _roll_back(self) -> None:
+        if self._connection is None:
+            return
+        try:
+            self._connection.rollback()
+        except psycopg.Error:
+            self.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise translate(error, self.name) from None
+
+
+def connector(options: SinkOptions) -> Callable[[], psycopg.Connection[Any]]:
+    """A function that connects; it resolves the password where it is called, also inside a Spark task."""
+
+    def connect() -> psycopg.Connection[Any]:
+        return psycopg.connect(
+            host=options.text("hostname"),
+            port=options["port"],
+            user=options.text("username"),
+            password=options.reveal("password"),
+            dbname=options.text("database.name"),
+            sslmode=options.text("ssl.mode"),
+            application_name="headwater sink",
+            connect_timeout=CONNECT_TIMEOUT_S,
+            keepalives_idle=10,
+            keepalives_interval=5,
+            keepalives_count=3,
+            options=f"-c TimeZone=UTC -c DateStyle=ISO -c statement_timeout={STATEMENT_TIMEOUT_MS}",
+        )
+
+    return connect
+
+
+def translate(error: psycopg.Error, sink: str) -> HeadwaterError:
+    """A client error as one of ours. The server's message text is left out: it may quote a row."""
+    state = error.sqlstate or ""
+    diag = error.diag
+    where = ", ".join(f"{k} {v}" for k, v in (("column", diag.column_name), ("constraint", diag.constraint_name)) if v)
+    detail = ", ".join(t for t in (f"SQLSTATE {state}" if state else type(error).__name__, where) if t)
+    if state.startswith(("22", "23")):
+        return DefiniteError(
+            "SINK_ROW_REFUSED",
+            f"the target of sink {sink} refuses a row",
+            detail=detail,
+            hint="compare the target's types and constraints with the sink's columns",
+        )
+    if state in ("42P01", "42703", "42804", "3F000"):
+        return DefiniteError(
+            "SINK_TARGET_MISMATCH",
+            f"the target of sink {sink} no longer fits",
+            detail=detail,
+            hint="change the target back, or drop the sink and create it again",
+        )
+    if state == "42501":
+        return DefiniteError("SINK_NOT_ALLOWED", f"sink {sink} lacks a privilege in its target", detail=detail)
+    if state.startswith("28") or "authentication" in str(error):
+        return TransientError("SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail)
+    if not state or state.startswith(("08", "40", "53", "55", "57", "3D")):
+        return TransientError("SINK_UNREACHABLE", f"the target of sink {sink} cannot be used now", detail=detail)
+    return DefiniteError("SINK_FAILED", f"the target of sink {sink} refuses a statement", detail=detail)
+
+
+__all__ = ["OPTIONS", "PostgresSink", "connector", "sql", "translate"]

@@ -1,0 +1,1 @@
+"""Sinks for trying things out (print, blackhole) and the user's own class (python)."""

@@ -1,0 +1,388 @@
+"""The engine: connects the parts, decides nothing. `api.py` has the blocking face that users see.
+
+api.Engine (any thread) ──► event loop thread: EngineCore
+                          ├── Lane main ── Dataflow actor (tables, views)
+                          ├── a Lane for each view that is being created
+                          ├── Writes, Queries, Catalogue, Capture, Delivery, Maintenance
+                          └── HTTP endpoint
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import hashlib
+import logging
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from headwater.barrier.coordinator import Actor, Lane
+from headwater.barrier.manager import Progress
+from headwater.barrier.progress import JobProgress
+from headwater.barrier.recovery import ActorFailure
+from headwater.errors import (
+    DefiniteError,
+    HeadwaterError,
+    IndeterminateError,
+    TransientError,
+    disk_full,
+    is_disk_full,
+)
+from headwater.model.barrier import Barrier
+from headwater.model.epoch import EpochClock
+from headwater.model.schema import Schema
+from headwater.runtime.capture import Capture
+from headwater.runtime.catalogue import Catalogue
+from headwater.runtime.commands import Commands
+from headwater.runtime.creating import Creating
+from headwater.runtime.dataflow import Dataflow
+from headwater.runtime.delivery import Delivery
+from headwater.runtime.followed import Followed
+from headwater.runtime.functions import Functions
+from headwater.runtime.maintenance import Maintenance
+from headwater.runtime.parameters import Parameters
+from headwater.runtime.queries import Queries
+from headwater.runtime.registry import Registry
+from headwater.runtime.status import progress_rows, status_of
+from headwater.runtime.tables import SequenceAllocator
+from headwater.runtime.writes import Writes
+from headwater.server.endpoint import Endpoint, lock_directory, new_token, remove_endpoint, write_endpoint
+from headwater.server.metrics import Metrics
+from headwater.storage.checkpoint import Contribution
+from headwater.storage.files import DataDir
+from headwater.storage.location import claim_meta_store
+from headwater.storage.meta import MAIN_LANE, MetaStore
+
+log = logging.getLogger("headwater")
+T = TypeVar("T")
+READ_BACK_S: Final = 0.5  # between two attempts to learn a commit's outcome
+SPARK_WATCH_S: Final = 2.0
+# A stop ends within 10 s: by when its parts are over, and how long a small one may take.
+LAST_DELIVERY_S: Final = 2.0
+LAST_CHECKPOINT_S: Final = 7.0
+STEP_S: Final = 0.8
+
+
+class EngineCore:
+    """Everything of one running engine. Made and used on the event loop; implements LaneHost and the HTTP Backend."""
+
+    def __init__(self, data_dir: str, *, master: str | None, settings: Mapping[str, str], meta_url: str | None) -> None:
+        self.data_dir = DataDir(data_dir)
+        self.master = master or default_master()
+        self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
+        self.local_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_directory(self.local_dir)
+        try:
+            self.meta = MetaStore(claim_meta_store(self.local_dir, meta_url))
+            self.generation = self.meta.acquire()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self.counters = Metrics()
+        self.registry = Registry(self.meta.job_rows())
+        self.parameters = Parameters(self.meta, settings)
+        self.vnode_count = self.parameters["vnode_count"]
+        self.sequence = SequenceAllocator(self.meta.seq_high)
+        self.clock = EpochClock(last=self.meta.last_epoch_of_all())
+        self.rng = random.Random()
+        self.started_at = time.time()
+        self.job_progress: dict[int, JobProgress] = {}
+        self.barriers: deque[dict[str, Any]] = deque(maxlen=120)
+        self.fatal: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self, *, http_host: str = "127.0.0.1", http_port: int = 0) -> None:
+        await asyncio.to_thread(self._start_spark)
+        self._sweep()
+        self.writes = Writes(self)
+        self.queries = Queries(self)
+        self.catalogue = Catalogue(self)
+        self.commands = Commands(self)
+        self.capture = Capture(self)
+        self.creating = Creating(self)
+        self.delivery = Delivery(self)
+        self.functions = Functions(self)
+        self.followed = Followed(self)
+        await asyncio.to_thread(self.functions.load)
+        self.dataflow = Dataflow(self)
+        self.maintenance = Maintenance(self)
+        self.main = Lane(
+            MAIN_LANE, self, self.clock, self.parameters.of_lanes, self.rng, paused=self.meta.setting("paused") == "1"
+        )
+        await self.capture.start()
+        self._lane_task = self.main.start()
+        self._watch(self._lane_task)
+        await self.main.started.wait()
+        await self._serve(http_host, http_port)
+        self.creating.resume()
+        self.delivery.start()
+        self.followed.resume()
+        self.background(self.maintenance.run())
+        self.background(self._watch_spark())
+
+    def _start_spark(self) -> None:
+        from headwater.spark.jobs import JobRunner
+        from headwater.spark.session import make_session
+
+        self.spark = make_session(self.master)
+        self.jobs = JobRunner(self.spark, self.counters.spark_job)
+        self.slots = max(1, self.spark.sparkContext.defaultParallelism)
+
+    def _sweep(self) -> None:
+        """Remove what an earlier engine staged and did not commit (I8)."""
+        known = self.meta.segment_paths() | {s.staged_path for s in self.meta.split_rows() if s.staged_path}
+        kept = {str(r["path"]) for r in self.meta.dead_letter_rows()}
+        stale = [path for path, _ in self.data_dir.list("tables") if path not in known and path not in kept]
+        stale += [path for path, _ in self.data_dir.list("staging")]
+        self.data_dir.delete(stale)
+
+    async def _serve(self, host: str, port: int) -> None:
+        from headwater.server.http import make_app, serve
+
+        token = new_token()
+        self.server = await serve(make_app(self, token, host=host), host, port)
+        self.endpoint = Endpoint(f"http://{host}:{self.server.port}", token, os.getpid(), self.generation)
+        write_endpoint(self.local_dir, self.endpoint)
+
+    async def stop(self) -> None:
+        """In order: no new work, a last checkpoint, then everything down; also of an engine that is only half up.
+
+        A stop may take 10 s, and the last checkpoint gets all of it that the other steps do not need. What does not
+        end in time is left to the next start.
+        """
+        began = time.monotonic()
+        if hasattr(self, "delivery"):
+            await _within(LAST_DELIVERY_S, asyncio.gather(self.delivery.stop(), self.creating.stop()))
+        lane = getattr(self, "_lane_task", None)
+        for task in list(self._tasks):
+            if task is not lane:  # the lane ends by itself, after its last checkpoint
+                task.cancel()
+        if lane is not None:
+            await self.main.stop(timeout_s=LAST_CHECKPOINT_S - (time.monotonic() - began))
+        if hasattr(self, "jobs"):
+            self.jobs.cancel("")
+        ends = [self.capture.stop()] if hasattr(self, "capture") else []
+        if hasattr(self, "server"):
+            remove_endpoint(self.local_dir, self.generation)
+            ends.append(self.server.stop())
+        await _within(STEP_S, asyncio.gather(*ends))
+        if hasattr(self, "jobs"):
+            self.jobs.close()
+            await _within(STEP_S, asyncio.to_thread(self.spark.stop))
+        self.close()
+
+    def close(self) -> None:
+        self.meta.close()
+        os.close(self._lock)
+
+    def background(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._watch(task)
+        return task
+
+    def _watch(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.add(task)
+
+        def done(finished: asyncio.Task[Any]) -> None:
+            self._tasks.discard(finished)
+            if not finished.cancelled() and (error := finished.exception()) is not None:
+                log.error("a part of the engine failed", exc_info=error)
+                self.die(error)
+
+        task.add_done_callback(done)
+
+    def die(self, error: BaseException) -> None:
+        """Something that the engine cannot recover from: it ends, and can be started again."""
+        if not isinstance(error, HeadwaterError):
+            error = TransientError("ENGINE_FAILED", f"the engine failed: {type(error).__name__}", hint="start it again")
+        if not self.fatal.done():
+            self.fatal.set_result(error)
+
+    async def _watch_spark(self) -> None:
+        while self.jobs.alive():
+            await asyncio.sleep(SPARK_WATCH_S)
+        self.die(DefiniteError("SPARK_LOST", "Spark's driver process is gone", hint="start the engine again"))
+
+    # -- LaneHost ---------------------------------------------------------------------------------------------------
+
+    def committed_epoch(self, lane: str) -> int:
+        return self.meta.committed_epoch(lane)
+
+    async def build(self, lane: str) -> Sequence[Actor]:
+        if lane != MAIN_LANE:
+            return self.creating.build(lane)
+        await asyncio.to_thread(self.meta.settle)
+        old = self.dataflow
+        spared = set(self.main.staged_paths())
+        self.forget_files(p for p in old.abandoned_files() if p not in spared)
+        self.registry.load(self.meta.job_rows())
+        self.sequence.high = max(self.sequence.high, self.meta.seq_high)
+        old.on_committed(self.meta.committed_epoch())  # a commit may have landed without our hearing of it
+        self.dataflow = Dataflow(self)
+        self.dataflow.rebuild(old.unfinished())
+        await self.capture.rebuild()
+        self.delivery.recovered()
+        return [self.dataflow]
+
+    async def commit(self, lane: str, epoch: int, contribution: Contribution) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(
+                    self.meta.commit_checkpoint, lane, epoch, contribution, seq_high=self.sequence.high
+                )
+                break
+            except IndeterminateError:
+                await asyncio.sleep(READ_BACK_S)
+                with contextlib.suppress(HeadwaterError):
+                    if await asyncio.to_thread(self.meta.is_committed, lane, epoch):
+                        break
+        if contribution.jobs_added or contribution.jobs_dropped or contribution.job_updates:
+            self.registry.load(self.meta.job_rows())
+            self.dataflow.sync()
+        if lane == MAIN_LANE:
+            self.counters.committed(epoch)
+            self.capture.committed(epoch, contribution)
+            self.delivery.committed(epoch)
+
+    def failed(self, lane: str, failure: ActorFailure) -> None:
+        error = as_headwater_error(failure.error)
+        log.warning("lane %s recovers: %s", lane, error, exc_info=failure.error)
+        if error.code == "ENGINE_FENCED":
+            self.die(error)
+        job = self.registry.by_id.get(failure.job_id)
+        self.record_error(job.id if job else None, job.name if job else lane, error, retrying=True)
+
+    def barrier_completed(self, lane: str, barrier: Barrier, seconds: float) -> None:
+        if lane == MAIN_LANE:
+            self.counters.barrier(seconds)
+            at = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+            self.barriers.append({"epoch": int(barrier.epoch.prev), "ms": round(seconds * 1000, 2), "at": at})
+
+    def progress_of(self, job_id: int) -> JobProgress:
+        if job_id not in self.job_progress:
+            job = self.registry.by_id.get(job_id)
+            stored = self.meta.state(job_id, "progress")
+            self.job_progress[job_id] = JobProgress.restored(
+                job_id, job.name if job else "?", job.state if job else "", stored
+            )
+        return self.job_progress[job_id]
+
+    def report_progress(self, job_id: int, **report: Any) -> None:
+        self.progress_of(job_id).report(now_s=time.monotonic(), **report)
+
+    def progress(self, lane: str, reports: Sequence[Progress]) -> None:
+        for report in reports:
+            self.report_progress(report.job_id, generation=report.generation, **report.value)
+
+    # -- helpers of the parts ---------------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        return self.main.paused
+
+    def reader(self, schema: Schema) -> Any:
+        from headwater.spark.table import TableReader
+
+        return TableReader(self.spark, self.data_dir, schema)
+
+    def forget_files(self, paths: Iterable[str | None]) -> None:
+        """Delete files that nobody refers to, behind everybody's back."""
+        names = [p for p in paths if p]
+        if names:
+            self.background(asyncio.to_thread(self.data_dir.delete, names))
+
+    def count_rows(self, segments: Mapping[int, Sequence[Any]]) -> None:
+        for job_id, group in segments.items():
+            rows = sum(s.rows for s in group)
+            job = self.registry.by_id.get(job_id)
+            if job is not None and rows:
+                self.counters.rows(job.name, rows)
+
+    def record_error(self, job_id: int | None, name: str, error: HeadwaterError, *, retrying: bool) -> None:
+        self.counters.error(error.code)
+        with contextlib.suppress(HeadwaterError):
+            self.meta.record_error(job_id, name, error, retrying=retrying)
+
+    def job_failed(
+        self, job_id: int, error: HeadwaterError, contribution: Contribution, *, retrying: bool = False
+    ) -> None:
+        """A definite error of one job: it stops and says so; the others go on (I10)."""
+        job = self.registry.by_id.get(job_id)
+        if job is None:
+            return
+        contribution.job_updates.setdefault(job_id, {})["state"] = "failed"
+        self.record_error(job_id, job.name, error, retrying=retrying)
+
+    def settings_changed(self, job_id: int) -> None:
+        """A rate limit, a parallelism or PAUSE changed: whoever waits looks again."""
+        self.capture.settings_changed(job_id)
+
+    def progress_rows(self) -> list[dict[str, Any]]:
+        return progress_rows(self)
+
+    # -- files of statements ----------------------------------------------------------------------------------------
+
+    def applied(self, statement: Any) -> bool:
+        """Whether a statement of a file that creates nothing was run on this data directory before."""
+        return self.meta.setting(_applied_key(statement)) is not None
+
+    def mark_applied(self, statement: Any) -> None:
+        self.meta.set_setting(_applied_key(statement), "1")
+
+    def caught_up(self) -> bool:
+        """Every job live, every source's committed changes in the tables, every sink with what is committed."""
+        if any(j.state != "live" for j in self.registry.by_id.values()):
+            return False
+        if self.dataflow.waits(self.writes.acknowledged):
+            return False
+        return self.capture.caught_up() and self.delivery.caught_up()
+
+    # -- HTTP backend -----------------------------------------------------------------------------------------------
+
+    async def sql(self, statement: str) -> Any:
+        from headwater.server.http import SqlResult
+
+        results = await self.commands.execute(statement)
+        last = next((r for r in reversed(results) if r is not None), None)
+        if last is None:
+            return SqlResult([], [], self.meta.committed_epoch())
+        return SqlResult(last.columns, last.rows, last.epoch)
+
+    def status(self) -> dict[str, Any]:
+        return status_of(self)
+
+    def metrics(self) -> bytes:
+        return self.counters.render()
+
+    def healthy(self) -> bool:
+        return not self.fatal.done() and self.jobs.alive()
+
+
+async def _within(limit_s: float, work: Any) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(work, limit_s)
+
+
+def default_master() -> str:
+    """All cores, and two slots more: a reader of a table mostly waits for its server, or for its rate limit."""
+    return f"local[{(os.cpu_count() or 2) + 2}]"
+
+
+def _applied_key(statement: Any) -> str:
+    return "applied:" + hashlib.sha256(" ".join(statement.text.split()).encode()).hexdigest()[:40]
+
+
+def as_headwater_error(error: BaseException) -> HeadwaterError:
+    if isinstance(error, HeadwaterError):
+        return error
+    if is_disk_full(error):
+        return disk_full()
+    return TransientError("EPOCH_FAILED", f"an epoch failed: {type(error).__name__}", hint="it is tried again")

@@ -1,0 +1,105 @@
+"""Reading a data directory on which no engine runs: queries at the last committed epoch, and nothing else.
+
+No lane, no source, no sink is started and nothing is owned, so a look never moves anything.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from headwater.model.schema import Schema
+from headwater.runtime.catalogue import Catalogue
+from headwater.runtime.commands import Commands
+from headwater.runtime.queries import Queries, Result
+from headwater.runtime.registry import Registry
+from headwater.runtime.sink_log import stored_row
+from headwater.sql import statements as s
+from headwater.storage.files import DataDir
+from headwater.storage.location import existing_meta_store
+from headwater.storage.meta import MetaStore
+
+READING = (s.Query, s.Show, s.Describe, s.Explain, s.SetVariable)
+
+
+class ReadOnlyEngine:
+    """Looks enough like an EngineCore for queries, the catalogue and SHOW; everything that moves is missing."""
+
+    paused = False
+
+    def __init__(self, data_dir: Path) -> None:
+        self.meta = MetaStore(existing_meta_store(data_dir))
+        self.data_dir = DataDir(str(data_dir.absolute()))
+        self.registry = Registry(self.meta.job_rows())
+        self.parameters = {k: int(v) for k, v in self.meta.settings("parameter:").items()}
+        self.queries: Any = Queries(self)  # type: ignore[arg-type]
+        self.catalogue = Catalogue(self)  # type: ignore[arg-type]
+        self.commands = Commands(self)  # type: ignore[arg-type]
+        self.capture = self.delivery = self.writes = self
+        self._spark: Any = None
+
+    def __enter__(self) -> ReadOnlyEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.meta.close()
+        if self._spark is not None:
+            self._spark.stop()
+
+    @property
+    def spark(self) -> Any:
+        if self._spark is None:
+            from headwater.spark.session import make_session
+
+            self._spark = make_session(None)
+        return self._spark
+
+    @property
+    def jobs(self) -> Any:
+        from headwater.spark.jobs import JobRunner
+
+        return JobRunner(self.spark, lambda stage, count: None)
+
+    def execute(self, text: str) -> list[Result | None]:
+        import asyncio
+
+        return asyncio.run(self.commands.execute(text))
+
+    def reader(self, schema: Schema) -> Any:
+        from headwater.spark.table import TableReader
+
+        return TableReader(self.spark, self.data_dir, schema)
+
+    async def settle(self) -> None:
+        """There is nothing to wait for."""
+
+    def progress_of(self, job_id: int) -> Any:
+        from headwater.barrier.progress import JobProgress
+
+        job = self.registry.by_id[job_id]
+        progress = JobProgress.restored(job_id, job.name, job.state, self.meta.state(job_id, "progress"))
+        if not progress.finished:
+            progress.phase = job.state
+        return progress
+
+    def progress_rows(self) -> list[dict[str, Any]]:
+        return [self.progress_of(i).row(time.monotonic()) for i in self.registry.by_id]
+
+    def source_rows(self) -> list[dict[str, Any]]:
+        """Positions as committed; nothing is asked of the sources."""
+        return [
+            {
+                "name": j.name,
+                "connector": j.spec["options"]["connector"],
+                "position": self.meta.position(j.id),
+                "acknowledged": None,
+                "lag_bytes": None,
+                "lag_s": None,
+                "retained_bytes": None,
+            }
+            for j in self.registry.of_kind("source")
+        ]
+
+    def log_store_rows(self) -> list[dict[str, Any]]:
+        return [stored_row(self, j) for j in self.registry.of_kind("sink")]

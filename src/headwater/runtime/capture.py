@@ -1,0 +1,214 @@
+"""All sources of an engine: created, dropped, resynced, and asked for their part of every barrier.
+
+`source_runtime.py` has one source, `backfill.py` one captured table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.config import check_secrets, suggestion
+from headwater.errors import DefiniteError, HeadwaterError, SourceError, UsageError
+from headwater.model.barrier import Barrier
+from headwater.runtime import source_setup as setup
+from headwater.runtime.copying import ReadSlots
+from headwater.runtime.healing import Healing
+from headwater.runtime.source_runtime import SourceRuntime
+from headwater.sql import statements as s
+from headwater.storage.checkpoint import Contribution, JobRow
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+    from headwater.runtime.dataflow import Staged
+
+log = logging.getLogger(__name__)
+CONNECTORS: Final = ("postgres-cdc",)
+WATCH_S: Final = 1.0
+# The stream has a gap that nobody can fill: only a new copy of the tables helps.
+STREAM_LOST: Final = frozenset(
+    {
+        "SOURCE_SLOT_LOST",
+        "SOURCE_SLOT_AHEAD",
+        "SOURCE_RESTORED",
+        "SOURCE_PUBLICATION_LOST",
+        "SPOOL_CORRUPT",
+        "SPOOL_DAMAGED",
+    }
+)
+
+
+class Capture:
+    """All sources of an engine."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.sources: dict[int, SourceRuntime] = {}
+        self.reads = ReadSlots(core.slots)
+        self.healing = Healing(core)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        for job in self.core.registry.of_kind("source"):
+            self.sources[job.id] = SourceRuntime(self.core, job)
+        for source in self.sources.values():
+            source.load()
+            if source.tables:
+                await source.start_reader()
+        self.core.background(self._watch())
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(s.stop() for s in self.sources.values()))
+
+    async def rebuild(self) -> None:
+        """After a recovery: forget what was staged and not committed."""
+        for source in self.sources.values():
+            await source.pause_backfills()
+            source.load()
+            source.start_backfills()
+
+    async def _watch(self) -> None:
+        """Show what stands in a reader's way, once per error; heal what only a new copy heals."""
+        shown: dict[int, str] = {}
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for source_id, source in list(self.sources.items()):
+                error = source.error
+                text = str(error) if error else ""
+                if error is not None and shown.get(source_id) != text:
+                    self.core.record_error(source_id, source.name, error, retrying=not source.failed)
+                shown[source_id] = text
+                self.core.counters.source_lag(source.name, source.lag_bytes())
+                if source.failed and error is not None and error.code in STREAM_LOST:
+                    await source.heal()
+            await self.healing.look(list(self.sources.values()))
+
+    def stream_lost(self, table_id: int, error: DefiniteError) -> bool:
+        """Whether a task found the spool damaged, and not its table: then the source heals, and no table fails."""
+        source = next((s for s in self.sources.values() if table_id in s.tables), None)
+        if source is None or error.code not in STREAM_LOST:
+            return False
+        source.stream_lost(error)
+        return True
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    async def create_source(self, statement: s.CreateSource) -> None:
+        from headwater.connectors.postgres.client import PostgresConfig
+
+        connector = statement.options.get("connector")
+        if connector not in CONNECTORS:
+            raise UsageError(
+                "UNKNOWN_CONNECTOR",
+                f"there is no source connector {connector}" if connector else "option connector is missing",
+                hint=suggestion(connector or "", CONNECTORS),
+            )
+        check_secrets(statement.options)
+        config = PostgresConfig.from_options(statement.options)
+        made = await asyncio.to_thread(setup.open_slot, config)
+        spec = {"options": statement.options, "inputs": [], **made}
+        row = self.core.commands.row(statement.name, "source", "live", statement.text, spec)
+        from headwater.connectors.postgres.client import format_lsn
+
+        try:
+            await self.core.commands.add_job(row, Contribution(positions={row.id: format_lsn(made["start_lsn"])}))
+        except BaseException:
+            await asyncio.to_thread(setup.release, config, made)
+            raise
+        source = self.sources[row.id] = SourceRuntime(self.core, self.core.registry.by_id[row.id])
+        source.load()
+
+    async def create_table(self, statement: s.CreateTableFrom) -> None:
+        from headwater.runtime.captured_table import describe_table
+
+        job = self.core.registry.find(statement.source, "source")
+        source = self.sources[job.id]
+        table = await asyncio.to_thread(describe_table, source.config, statement)
+        state = await source.enter(table, statement)
+        spec = {
+            "schema": table.schema.as_dict(),
+            "inputs": [job.id],
+            "captured": state,
+            "settings": table.settings,
+        }
+        kind_state = "creating" if table.snapshot else "live"
+        row = self.core.commands.row(statement.name, "table", kind_state, statement.text, spec)
+        try:
+            await self.core.commands.add_job(row)
+            source.add_table(self.core.registry.by_id[row.id])
+            if table.notice:
+                self._notice(row.id, statement.name, table.notice)
+        finally:
+            source.release(state["mark"])
+
+    def _notice(self, job_id: int, name: str, text: str) -> None:
+        """Nothing went wrong, and somebody should know."""
+        hint = "compute them in a view, or list the columns to make it plain"
+        self.core.record_error(job_id, name, SourceError("COLUMNS_LEFT_OUT", text, hint=hint), retrying=False)
+
+    async def drop(self, jobs: Sequence[JobRow]) -> Callable[[], Awaitable[None]]:
+        """Stop what works for these jobs now; gives what is to be undone at the source once they are dropped."""
+        undo: list[Callable[[], None]] = []
+        for job in jobs:
+            for source in self.sources.values():
+                if job.id in source.tables:
+                    await source.remove_table(job.id)
+            if job.kind == "source" and (source_ := self.sources.pop(job.id, None)) is not None:
+                await source_.stop()
+                undo.append(functools.partial(setup.release, source_.config, job.spec))
+                self.core.forget_files([f"spool/{source_.directory.name}"])
+
+        async def finish() -> None:
+            for one in undo:
+                with contextlib.suppress(HeadwaterError):
+                    await asyncio.to_thread(one)
+
+        return finish
+
+    def settings_changed(self, job_id: int) -> None:
+        for source in self.sources.values():
+            for table_id, backfill in source.tables.items():
+                if job_id in (0, table_id):
+                    backfill.settings_changed()
+
+    async def resync(self, name: str) -> None:
+        job = self.core.registry.find(name, "table")
+        source = next((x for x in self.sources.values() if job.id in x.tables), None)
+        if source is None:
+            raise UsageError("NOT_CAPTURED", f"table {job.name} is not captured from a source")
+        await source.resync(job)
+
+    # -- one barrier ------------------------------------------------------------------------------------------------
+
+    async def prepare(self, barrier: Barrier, contribution: Contribution, staged: Staged) -> list[tuple[int, Any]]:
+        tasks: list[tuple[int, Any]] = []
+        for source in self.sources.values():
+            tasks += await source.prepare(barrier, contribution)
+        return tasks
+
+    def take_result(self, result: dict[str, Any], contribution: Contribution, staged: Staged) -> None:
+        for source in self.sources.values():
+            if result["subject"] in source.tables:
+                source.take_result(result)
+                if result.get("reshaped"):
+                    self.healing.met_shape(result["subject"], result["reshaped"])
+
+    async def finish(self, contribution: Contribution, staged: Staged) -> None:
+        for source in self.sources.values():
+            await source.finish(contribution, staged)
+
+    def committed(self, epoch: int, contribution: Contribution) -> None:
+        for source in self.sources.values():
+            source.committed(epoch, contribution)
+
+    def caught_up(self) -> bool:
+        """The tables hold everything that their sources had committed a moment ago."""
+        return all(x.caught_up for x in self.sources.values())
+
+    def source_rows(self) -> list[dict[str, Any]]:
+        return [source.row() for source in self.sources.values()]

@@ -1,0 +1,381 @@
+"""Statements → actions of the engine. Each either happens completely or raises and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.config import PARAMETERS, suggestion
+from headwater.errors import UsageError
+from headwater.model.barrier import Mutation, MutationKind
+from headwater.model.schema import Column, keyed
+from headwater.runtime.queries import Result
+from headwater.runtime.registry import schema_of
+from headwater.sql import statements as s
+from headwater.sql.parser import parse
+from headwater.storage.checkpoint import Contribution, JobRow
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+WAIT_POLL_S: Final = 0.1
+JOB_PROPERTIES: Final = {
+    "table": ("BACKFILL_RATE_LIMIT", "PARALLELISM", "BACKFILL_PARALLELISM"),
+    "view": ("BACKFILL_RATE_LIMIT", "PARALLELISM", "BACKFILL_PARALLELISM"),
+    "sink": ("SINK_RATE_LIMIT", "BACKFILL_RATE_LIMIT"),
+    "source": (),
+}
+
+
+class Commands:
+    """See the head of this module."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._ddl = asyncio.Lock()
+        self._handlers: dict[type[s.Statement], Callable[[Any], Awaitable[Result | None]]] = {
+            s.Query: self._query,
+            s.CreateTable: self._create_table,
+            s.CreateSource: self._create_source,
+            s.CreateTableFrom: self._create_table_from,
+            s.CreateView: self._create_view,
+            s.CreateSink: self._create_sink,
+            s.CreateFunction: self._create_function,
+            s.Insert: self._write,
+            s.Update: self._write,
+            s.Delete: self._write,
+            s.Drop: self._drop,
+            s.AlterJob: self._alter_job,
+            s.AlterSystem: self._alter_system,
+            s.SetVariable: self._set,
+            s.Simple: self._simple,
+            s.Maintain: self._maintain,
+            s.Show: self._show,
+            s.Describe: self._describe,
+            s.CancelJobs: self._cancel,
+            s.Explain: self._explain,
+        }
+
+    async def execute(self, text: str) -> list[Result | None]:
+        """Run statements in order; the first that fails ends them."""
+        results: list[Result | None] = []
+        for statement in parse(text):
+            results.append(await self.run(statement))
+        return results
+
+    async def frame(self, text: str) -> Any:
+        """As `execute`, but a query at the end comes back as a DataFrame."""
+        found = None
+        for statement in parse(text):
+            found = None
+            if isinstance(statement, s.Query):
+                found = await self._frame(statement)
+            elif (result := await self.run(statement)) is not None:
+                found = await asyncio.to_thread(_result_frame, self.core.spark, result)
+        return found
+
+    async def _frame(self, statement: s.Query) -> Any:
+        await self.core.writes.settle()
+        epoch = self.core.meta.committed_epoch()
+        return await self.core.jobs.run("query", "query", lambda: self.core.queries.frame(statement.query, epoch))
+
+    async def run(self, statement: s.Statement) -> Result | None:
+        return await self._handlers[type(statement)](statement)
+
+    # -- reading and writing ----------------------------------------------------------------------------------------
+
+    async def _query(self, statement: s.Query) -> Result:
+        return await self.core.queries.run(statement.query)
+
+    async def _write(self, statement: s.Statement) -> None:
+        match statement:
+            case s.Insert():
+                await self.core.writes.insert(statement)
+            case s.Update():
+                await self.core.writes.update(statement)
+            case s.Delete():
+                await self.core.writes.delete(statement)
+
+    # -- CREATE -----------------------------------------------------------------------------------------------------
+
+    def exists(self, name: str, definition: str, if_not_exists: bool) -> bool:
+        """Whether the object is there already; UsageError unless that is fine."""
+        job = self.core.registry.get(name)
+        if job is None:
+            if name.startswith("_") or name.lower() in ("hw_catalog", "hw_target"):
+                raise UsageError("RESERVED_NAME", f"{name} is a name of Headwater's own")
+            return False
+        if if_not_exists:
+            return True
+        raise UsageError("ALREADY_EXISTS", f"{job.kind} {job.name} exists already", hint=_drop_hint(job))
+
+    async def add_job(self, row: JobRow, contribution: Contribution | None = None) -> int:
+        contribution = contribution or Contribution()
+        contribution.jobs_added.append(row)
+        return await self.core.main.request(Mutation(MutationKind.ADD, row.id), contribution)
+
+    async def _create_table(self, statement: s.CreateTable) -> None:
+        async with self._ddl:
+            if self.exists(statement.name, statement.text, statement.if_not_exists):
+                return
+            if "connector" in statement.options:
+                await self.core.followed.create(statement)
+                return
+            if statement.options:
+                name = next(iter(statement.options))
+                raise UsageError("UNKNOWN_OPTION", f"CREATE TABLE has no option {name}")
+            columns = statement.columns
+            if statement.query is not None:
+                columns = await self._query_columns(statement)
+            if not columns:
+                raise UsageError("SQL_SYNTAX", "a table needs columns")
+            schema = keyed(columns, statement.key)
+            row = self.row(statement.name, "table", "live", statement.text, {"schema": schema.as_dict(), "inputs": []})
+            await self.add_job(row)
+        if statement.query is not None:
+            await self.core.writes.insert(s.Insert(statement.text, statement.name, None, statement.query))
+
+    async def _query_columns(self, statement: s.CreateTable) -> tuple[Column, ...]:
+        frame = await self._frame(s.Query(statement.text, statement.query))  # type: ignore[arg-type]
+        return tuple(Column(f.name, f.dataType.simpleString().upper()) for f in frame.schema.fields)
+
+    def row(
+        self, name: str, kind: str, state: str, definition: str, spec: dict[str, Any], lane: str = "main"
+    ) -> JobRow:
+        job_id = self.core.meta.next_job_id()
+        return JobRow(job_id, name, kind, state, lane, definition, spec)
+
+    async def _create_source(self, statement: s.CreateSource) -> None:
+        async with self._ddl:
+            if not self.exists(statement.name, statement.text, statement.if_not_exists):
+                await self.core.capture.create_source(statement)
+
+    async def _create_table_from(self, statement: s.CreateTableFrom) -> None:
+        async with self._ddl:
+            if not self.exists(statement.name, statement.text, statement.if_not_exists):
+                await self.core.capture.create_table(statement)
+
+    async def _create_view(self, statement: s.CreateView) -> None:
+        async with self._ddl:
+            if self.exists(statement.name, statement.text, statement.if_not_exists):
+                return
+            await self.core.writes.settle()
+            job_id = await self.core.creating.create(statement)
+        await self.core.creating.settle(job_id)
+
+    async def _create_sink(self, statement: s.CreateSink) -> None:
+        async with self._ddl:
+            if not self.exists(statement.name, statement.text, statement.if_not_exists):
+                await self.core.delivery.create(statement)
+
+    async def _create_function(self, statement: s.CreateFunction) -> None:
+        async with self._ddl:
+            await self.core.functions.create(statement)
+
+    # -- DROP, ALTER ------------------------------------------------------------------------------------------------
+
+    async def _drop(self, statement: s.Drop) -> None:
+        async with self._ddl:
+            if statement.kind == "function":
+                await self.core.functions.drop(statement)
+                return
+            job = self.core.registry.get(statement.name)
+            if job is None and statement.if_exists:
+                return
+            job = self.core.registry.find(statement.name, statement.kind)
+            await self.drop(job, cascade=statement.cascade)
+
+    async def drop(self, job: JobRow, *, cascade: bool) -> None:
+        dependants = self.core.registry.all_dependants(job.id)
+        if dependants and not cascade:
+            names = ", ".join(d.name for d in dependants)
+            raise UsageError(
+                "DEPENDANTS_EXIST",
+                f"{job.kind} {job.name} is used by {names}",
+                hint=f"drop them first, or DROP {job.kind.upper()} {job.name} CASCADE",
+            )
+        jobs = [*reversed(dependants), job]
+        jobs += [view for sink in jobs for view in self.core.delivery.hidden_inputs(sink)]
+        for one in jobs:
+            await self.core.creating.cancel(one)
+            await self.core.delivery.drop(one)
+        extra = await self.core.capture.drop(jobs)
+        contribution = Contribution(jobs_dropped=[j.id for j in jobs])
+        await self.core.main.request(Mutation(MutationKind.DROP, job.id), contribution)
+        for one in jobs:
+            self.core.job_progress.pop(one.id, None)
+            self.core.counters.forget(one.name)
+        await extra()
+
+    async def _cancel(self, statement: s.CancelJobs) -> None:
+        async with self._ddl:
+            for job_id in statement.ids:
+                job = self.core.registry.by_id.get(job_id)
+                if job is None:
+                    raise UsageError("UNKNOWN_JOB", f"there is no job {job_id}", hint="SHOW JOBS lists them")
+                if job.state != "creating":
+                    raise UsageError("NOT_CREATING", f"{job.kind} {job.name} is not being created", hint="DROP it")
+                await self.drop(job, cascade=False)
+
+    async def _alter_job(self, statement: s.AlterJob) -> None:
+        job = self.core.registry.find(statement.name, statement.kind)
+        known = JOB_PROPERTIES[job.kind]
+        if statement.property not in known:
+            raise UsageError(
+                "UNKNOWN_PROPERTY", f"{job.kind} has no property {statement.property}", hint=suggestion("", known)
+            )
+        value = _limit(statement.property, statement.value)
+        settings = dict(job.spec.get("settings", {}))
+        settings[statement.property.lower()] = value
+        kind = MutationKind.RESCALE if "PARALLELISM" in statement.property else MutationKind.THROTTLE
+        contribution = Contribution(job_updates={job.id: {"spec_patch": {"settings": settings}}})
+        await self.core.main.request(Mutation(kind, job.id), contribution)
+        self.core.settings_changed(job.id)
+
+    async def _alter_system(self, statement: s.AlterSystem) -> None:
+        self.core.parameters.set(statement.name, statement.value)
+
+    async def _set(self, statement: s.SetVariable) -> None:
+        if statement.name != "dialect":
+            raise UsageError("UNKNOWN_VARIABLE", f"there is no variable {statement.name}", hint="SET dialect = 'spark'")
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    async def _simple(self, statement: s.Simple) -> None:
+        match statement.verb:
+            case "PAUSE" | "RESUME":
+                await self._set_paused(statement.verb == "PAUSE")
+            case "FLUSH":
+                await self.flush()
+            case "WAIT":
+                await self._wait()
+            case "RECOVER":
+                await self._recover()
+
+    async def _maintain(self, statement: s.Maintain) -> Result | None:
+        match statement.verb:
+            case "RESYNC":
+                await self.core.capture.resync(statement.name)
+            case "REWIND":
+                await self.core.delivery.rewind(statement.name, statement.epoch)
+            case "REPLAY":
+                count = await self.core.delivery.replay(statement.name)
+                return Result(["rows"], [{"rows": count}], self.core.meta.committed_epoch())
+            case "VERIFY":
+                from headwater.runtime.verify import verify
+
+                rows = await verify(self.core, statement.name, repair=statement.repair)
+                columns = ["split_id", "left", "right", "rows", "source_rows", "equal"]
+                columns += ["repaired"] * statement.repair
+                return Result(columns, rows, self.core.meta.committed_epoch())
+        return None
+
+    async def flush(self) -> int:
+        await self.core.writes.settle()
+        return await self.core.main.checkpoint()
+
+    async def _set_paused(self, paused: bool) -> None:
+        kind = MutationKind.PAUSE if paused else MutationKind.RESUME
+        await self.core.main.request(Mutation(kind))
+        await asyncio.to_thread(self.core.meta.set_setting, "paused", "1" if paused else "0")
+        self.core.settings_changed(0)
+
+    async def _wait(self) -> None:
+        await self.core.writes.settle()
+        while any(j.state == "creating" for j in self.core.registry.by_id.values()):
+            await asyncio.sleep(WAIT_POLL_S)
+
+    async def _recover(self) -> None:
+        before = self.core.main.recoveries
+        await self.core.main.recover()
+        while self.core.main.recoveries == before:
+            await asyncio.sleep(0.02)
+        await self.core.main.checkpoint()
+
+    async def _show(self, statement: s.Show) -> Result:
+        epoch = self.core.meta.committed_epoch()
+        kinds = {"TABLES": "table", "SOURCES": "source", "SINKS": "sink", "MATERIALIZED VIEWS": "view", "VIEWS": "view"}
+        if statement.what == "JOBS":
+            return Result(["id", "name", "kind", "state", "progress", "definition"], self._job_list(), epoch)
+        if statement.what == "PARAMETERS":
+            rows = [
+                {"name": p.name, "value": self.core.parameters[p.name], "default": p.default, "description": p.about}
+                for p in PARAMETERS.values()
+            ]
+            return Result(["name", "value", "default", "description"], rows, epoch)
+        if statement.what == "DEAD LETTERS":
+            return Result(["sink", "at", "epoch", "rows", "code", "reason", "path", "replayed"], self._letters(), epoch)
+        if statement.what in kinds:
+            found = self.core.registry.of_kind(kinds[statement.what])
+            return Result(["name"], [{"name": j.name} for j in found], epoch)
+        raise UsageError("SQL_SYNTAX", f"SHOW {statement.what} is not known", hint=suggestion("", ["JOBS", *kinds]))
+
+    def _letters(self) -> list[dict[str, Any]]:
+        names = {j.id: j.name for j in self.core.registry.of_kind("sink")}
+        rows = self.core.meta.dead_letter_rows()
+        return [{**r, "sink": names.get(r["sink_id"], "?")} for r in rows if r["sink_id"] in names]
+
+    def _job_list(self) -> list[dict[str, Any]]:
+        rows = []
+        for row in self.core.catalogue.jobs():
+            progress = self.core.progress_of(row["id"])
+            rows.append(
+                {
+                    "id": row["id"],
+                    "name": row["name"],
+                    "kind": row["kind"],
+                    "state": row["state"],
+                    "progress": "100%" if row["state"] == "live" else progress.text(),
+                    "definition": row["definition"],
+                }
+            )
+        return rows
+
+    async def _describe(self, statement: s.Describe) -> Result:
+        schema = schema_of(self.core.registry.find(statement.name, "table", "view"))
+        rows = [
+            {"column": c.name, "type": c.type, "nullable": c.nullable, "key": c.name in schema.key}
+            for c in schema.visible
+        ]
+        return Result(["column", "type", "nullable", "key"], rows, self.core.meta.committed_epoch())
+
+    async def _explain(self, statement: s.Explain) -> Result:
+        inner = statement.inner
+        if isinstance(inner, s.CreateView):
+            text = await self.core.creating.explain(inner)
+        elif isinstance(inner, s.Query):
+            frame = await self._frame(inner)
+            text = await asyncio.to_thread(_plan_text, frame)
+        else:
+            raise UsageError("UNSUPPORTED_STATEMENT", "EXPLAIN takes a query or CREATE MATERIALIZED VIEW")
+        return Result(["plan"], [{"plan": line} for line in text.splitlines()], self.core.meta.committed_epoch())
+
+
+def _limit(name: str, value: str | None) -> int | None:
+    """None = unlimited (also `default` and −1), 0 = pause, n = rows a second, or how many at once."""
+    if value is None or value == "-1":
+        return None
+    if not value.isdigit() or ("PARALLELISM" in name and int(value) < 1):
+        raise UsageError("OPTION_VALUE", f"{name} takes a whole number", hint="default or -1 means no limit, 0 pauses")
+    return int(value)
+
+
+def _plan_text(frame: Any) -> str:
+    import contextlib
+    import io
+
+    buffer = io.StringIO()
+    with contextlib.redirect_stdout(buffer):
+        frame.explain("formatted")
+    return buffer.getvalue()
+
+
+def _result_frame(spark: Any, result: Result) -> Any:
+    rows = [tuple(None if v is None else str(v) for v in r.values()) for r in result.rows]
+    return spark.createDataFrame(rows, ", ".join(f"`{c}` STRING" for c in result.columns))
+
+
+def _drop_hint(job: JobRow) -> str:
+    kind = "MATERIALIZED VIEW" if job.kind == "view" else job.kind.upper()
+    return f"DROP {kind} {job.name} first, choose another name, or say IF NOT EXISTS"

@@ -1,0 +1,286 @@
+"""The copy of one captured table: wait until it has entered the stream, plan its splits, read them by Spark jobs.
+
+It runs beside the lane and only stages; `backfill.py` hands over at barriers. Transient errors are retried with
+back-off, for ever; a definite one stops this table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.backfill.cdc.state import ReadPaused, SplitEvent, SplitState, step
+from headwater.capture.splits import DEFAULT_ROWS_PER_SPLIT, Split, SplitKind
+from headwater.errors import DefiniteError, HeadwaterError, TransientError
+from headwater.runtime.splits import SplitInfo, bounds_of
+from headwater.storage.checkpoint import Contribution, NewSegment, SplitRow
+
+if TYPE_CHECKING:
+    from headwater.connectors.postgres.client import PostgresConfig
+    from headwater.runtime.backfill import TableBackfill
+
+log = logging.getLogger(__name__)
+POLL_S: Final = 0.2
+RETRY_S: Final = (0.5, 10.0)
+# Definite while a table is being created, but for one that exists they may pass: passwords are rotated, servers moved.
+PASSING: Final = frozenset({"SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedSnapshot:
+    """A snapshot that several reads use: its name at the server, what it sees, and the table's files before it."""
+
+    name: str = ""
+    low: str = ""
+    storage: str = ""
+
+
+class ReadSlots:
+    """How many reads may be in Spark's workers at once, over all tables: always one less than it has slots.
+
+    A read that is held up by a rate limit sits in its slot. The live stream of all tables needs one that is free.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.total = max(1, slots - 1)
+        self._free = self.total
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def take(self, count: int) -> AsyncIterator[None]:
+        count = min(count, self.total)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free >= count)
+            self._free -= count
+        try:
+            yield
+        finally:
+            self._free += count
+            async with self._changed:
+                self._changed.notify_all()
+
+
+class Copying:
+    """See the head of this module."""
+
+    def __init__(self, backfill: TableBackfill) -> None:
+        self.table = backfill
+        self.core = backfill.core
+
+    async def run(self) -> None:
+        delay = RETRY_S[0]
+        while self.table.unfinished:
+            try:
+                if not self.table.planned:
+                    await self._wait_for_entry()
+                    await self._plan()
+                await self._read_some()
+                delay = RETRY_S[0]
+            except ReadPaused:
+                pass  # the split is read anew when the limit is lifted
+            except HeadwaterError as error:
+                if not isinstance(error, TransientError) and error.code not in PASSING:
+                    if not self.core.capture.healing.read_failed(self.table, error):
+                        await self._stop_for_good(error)
+                    return
+                self.core.record_error(self.table.table_id, self.table.name, error, retrying=True)
+                self.core.report_progress(self.table.table_id, waiting_for=str(error))
+                await asyncio.sleep(delay)
+                delay = min(RETRY_S[1], delay * 2)
+            except Exception as error:
+                # A fault of ours: it is shown, and tried again like a passing one, because nothing is lost by that.
+                log.exception("the copy of %s failed", self.table.name)
+                fault = TransientError("BACKFILL_FAILED", f"the copy failed: {type(error).__name__}")
+                self.core.record_error(self.table.table_id, self.table.name, fault, retrying=True)
+                await asyncio.sleep(RETRY_S[1])
+
+    async def _stop_for_good(self, error: HeadwaterError) -> None:
+        contribution = Contribution()
+        self.core.job_failed(self.table.table_id, error, contribution)
+        with contextlib.suppress(HeadwaterError):
+            await self.core.main.request(contribution=contribution)
+        self.table.report(waiting_for=str(error))
+
+    async def _wait_for_entry(self) -> None:
+        async for text in entry(self.table.source.config, self.table.mark):
+            self.table.report(phase="waiting", waiting_for=text)
+        self.table.report(waiting_for="")
+
+    async def _plan(self) -> None:
+        table = self.table
+        splits = await asyncio.to_thread(self._planned)
+        estimate = max(0, table.info.rows)
+        kind = splits[0].kind
+        cursor = table.wants_cursor and kind is SplitKind.KEY
+        rows = [
+            SplitRow(table.table_id, table.generation, x.split_id, *bounds_of(x), SplitState.PLANNED) for x in splits
+        ]
+        states: dict[tuple[int, str], Any] = {
+            (table.table_id, "plan"): {"kind": str(kind), "rows": estimate, "cursor": cursor},
+        }
+        await self.core.main.request(contribution=Contribution(splits=rows, states=states))
+        table.planned_as(kind, rows, estimate, cursor=cursor)
+
+    def _planned(self) -> list[Split]:
+        """Two planners over one hand-over rule: ranges for parallel reads (v2), or one cursor (v1)."""
+        from headwater.connectors.postgres.client import connect
+        from headwater.connectors.postgres.planner import plan_cursor, plan_splits
+
+        table = self.table
+        rows_per_split = int(table.settings.get("backfill_num_rows_per_split") or DEFAULT_ROWS_PER_SPLIT)
+        table.describe()
+        if table.wants_cursor and (splits := plan_cursor(table.info)):
+            return splits
+        with connect(table.source.config) as conn:
+            return plan_splits(conn, table.info, rows_per_split=rows_per_split)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    async def _read_some(self) -> None:
+        """One Spark job over the next splits, or over all of them in turn where they must share a snapshot."""
+        table = self.table
+        waiting = [s for s in table.splits.values() if s.state is SplitState.PLANNED]
+        if not waiting and table.replacing and table.prepared is None:
+            await self._difference()
+        elif not waiting or table.rate_limit == 0:
+            table.report(waiting_for="the rate limit is 0" if waiting and not self.core.paused else "")
+            await table.wait(POLL_S)
+        elif table.kind is SplitKind.KEY:
+            await self._read(waiting[: self._batch], SharedSnapshot())
+        else:
+            await self._read_whole(waiting)
+
+    async def _difference(self) -> None:
+        """A resync is read: what it changes is made here, and taken by the next barrier."""
+        from headwater.runtime.difference import resync_difference
+
+        table = self.table
+        if any(s.state is not SplitState.STAGED for s in table.splits.values()):
+            await table.wait(POLL_S)
+            return
+        table.report(waiting_for="the difference of the table and its new copy")
+        await resync_difference(table)
+        table.report(waiting_for="")
+
+    async def _read_whole(self, waiting: list[SplitInfo]) -> None:
+        """Physical ranges: a row that an update moved between two reads would be missed, or seen twice."""
+        async with exported_snapshot(self.table.source.config, self.table.oid) as snapshot:
+            while waiting:
+                batch = waiting[: self._batch]
+                await self._read(batch, snapshot)
+                waiting = waiting[len(batch) :]
+
+    @property
+    def _batch(self) -> int:
+        return 1 if self.table.cursor else min(self.table.parallelism, self.core.capture.reads.total)
+
+    async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> None:
+        for split in batch:
+            split.state = step(split.state, SplitEvent.READ_STARTED)
+        try:
+            results = await self._read_job(batch, snapshot)
+        except BaseException:
+            for split in batch:
+                split.state = step(split.state, SplitEvent.READ_FAILED)
+            if snapshot.name:
+                self.table.forget_staged()
+            raise
+        await asyncio.to_thread(self._staged, batch, results)
+
+    async def _read_job(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> dict[int, dict[str, Any]]:
+        tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot)
+        results = await run_reads(self.core, self.table.table_id, tasks)
+        return {r["split_id"]: r for r in results}
+
+    def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> list[Any]:
+        tasks = self.table.read_tasks([i.row for i in batch], snapshot)
+        return [dataclasses.replace(t, page_rows=self.table.page_rows) for t in tasks] if self.table.cursor else tasks
+
+    def _staged(self, batch: list[SplitInfo], results: dict[int, dict[str, Any]]) -> None:
+        from headwater.connectors.postgres.client import format_lsn
+
+        table = self.table
+        for info in batch:
+            result = results[info.row.split_id]
+            segment = NewSegment(**result["segment"]) if result["segment"] else None
+            info.segment = segment
+            info.low_lsn = table.low_lsn(result["low"])
+            info.row = dataclasses.replace(
+                info.row,
+                state=SplitState.STAGED,
+                right=result["right"],
+                row_count=result["rows"],
+                bytes=segment.bytes if segment else 0,
+                offset_low=result["low"],
+                offset_high=format_lsn(result["high"]),
+                staged_path=segment.path if segment else None,
+            )
+        table.staged(batch, max(r["high"] for r in results.values()))
+
+
+async def run_reads(core: Any, table_id: int, tasks: list[Any]) -> list[dict[str, Any]]:
+    """Run reads as one Spark job; the first error of them is raised as what it is."""
+    from headwater.spark.query import explained
+    from headwater.spark.tasks import run_tasks
+
+    def work() -> list[dict[str, Any]]:
+        with explained("BACKFILL_FAILED"):
+            return run_tasks(core.spark, [[task] for task in tasks])
+
+    async with core.capture.reads.take(len(tasks)):
+        results: list[dict[str, Any]] = await core.jobs.run("backfill", f"backfill-{table_id}", work)
+    for result in results:
+        if "error" in result:
+            raise _as_error(result)
+    return results
+
+
+def _as_error(result: dict[str, Any]) -> HeadwaterError:
+    error = result["error"]
+    if error["code"] == ReadPaused.CODE:
+        return ReadPaused(error["code"], error["message"])
+    kind = TransientError if result.get("transient") else DefiniteError
+    return kind(error["code"], error["message"], detail=error["detail"], hint=error["hint"])
+
+
+async def entry(config: PostgresConfig, mark: int) -> AsyncIterator[str]:
+    """Ends when every transaction that ran at the mark is visible; gives, again and again, whom it waits for."""
+    from headwater.connectors.postgres.client import connect
+    from headwater.connectors.postgres.slots import EntryMark, blocking_transactions, entry_satisfied, waiting_for
+
+    def look() -> str | None:
+        with connect(config) as conn:
+            if entry_satisfied(conn, EntryMark(mark)):
+                return None
+            return waiting_for(blocking_transactions(conn, EntryMark(mark))) or "transactions that are still open"
+
+    while (text := await asyncio.to_thread(look)) is not None:
+        yield text
+        await asyncio.sleep(POLL_S)
+
+
+@asynccontextmanager
+async def exported_snapshot(config: PostgresConfig, table_oid: int) -> AsyncIterator[SharedSnapshot]:
+    """A snapshot that other sessions can take as theirs while this lasts."""
+    from headwater.connectors.postgres.client import connect, translated
+    from headwater.connectors.postgres.planner import read_snapshot_mark, storage
+
+    def export() -> tuple[Any, SharedSnapshot]:
+        conn = connect(config, application="headwater snapshot")
+        files = storage(conn, table_oid)
+        with translated("exporting a snapshot"):
+            conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            low = read_snapshot_mark(conn)
+            row = conn.execute("SELECT pg_export_snapshot()").fetchone()
+        return conn, SharedSnapshot(str(row[0]) if row else "", low, files)
+
+    conn, snapshot = await asyncio.to_thread(export)
+    try:
+        yield snapshot
+    finally:
+        conn.close()

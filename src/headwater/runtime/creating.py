@@ -1,0 +1,394 @@
+"""Views that are being created: each in a lane of its own, with its own barriers, so that it holds nobody up.
+
+    CREATE ── pin S ──► snapshot at S (chunk by chunk) ──► change log from S on ──► join the main lane
+                        └── committed chunk by chunk ────┘  └ group by group      └── with the changes since, in one
+
+Rowwise and algebraic views read their driving input (the largest) in chunks of vnodes, or of parts of a vnode; others
+are computed at once. The state of every vnode (`backfill/snapshot/state.py`) is in the checkpoints of the lane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.backfill.snapshot.consume_upstream.upstream import GROUP_ROWS, next_group
+from headwater.backfill.snapshot.state import CreatingState, Phase, next_chunk
+from headwater.barrier.coordinator import Actor, Lane
+from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
+from headwater.errors import DefiniteError, HeadwaterError, UsageError
+from headwater.model.barrier import Barrier, BarrierKind, Mutation, MutationKind
+from headwater.model.schema import Schema
+from headwater.runtime.registry import schema_of
+from headwater.runtime.tables import InputLog, TableState, ViewState
+from headwater.runtime.upstream import StoredUpstream
+from headwater.sql import statements as s
+from headwater.sql.binding import table_names
+from headwater.storage.checkpoint import PIN_THIS_EPOCH, Contribution, JobRow, NewSegment
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+# A small view is usable when CREATE returns; a large one goes on behind.
+SETTLE_S: Final = 30.0
+# The main lane's epochs that a lane may be behind when it asks to join: one refresh covers them in its barrier.
+JOIN_LAG_S: Final = 5.0
+# On a busy machine a step takes long, and the lane cannot come closer than the changes that arrive during one.
+MAX_JOIN_LAG_S: Final = 300.0
+# Rows of the driving input per chunk when nothing limits the rate: a second or two of work, after which others run.
+CHUNK_ROWS: Final = 500_000
+CHUNKED: Final = ("rowwise", "algebraic")
+
+
+class Creating:
+    """All views that are being created."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.lanes: dict[int, Lane] = {}
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    async def create(self, statement: s.CreateView) -> int:
+        """Analyse, register, start the lane; gives the job id."""
+        unknown = [o for o in statement.options if o not in ("backfill.rate_limit", "backfill.parallelism")]
+        if unknown:
+            raise UsageError("UNKNOWN_OPTION", f"a view has no option {unknown[0]}", hint="backfill.rate_limit")
+        inputs, plan = self._analyse(statement)
+        schema = await self.core.jobs.run("query", "analyse", lambda: self._schema(plan, inputs))
+        settings = {o.replace(".", "_"): int(v) for o, v in statement.options.items()}
+        spec = {
+            "schema": schema.as_dict(),
+            "plan": plan.as_dict(),
+            "input_columns": {j.name: [c.name for c in schema_of(j).visible] for j in inputs},
+            "inputs": [j.id for j in inputs],
+            "settings": settings,
+        }
+        lane = f"view {statement.name}"
+        row = self.core.commands.row(statement.name, "view", "creating", statement.text, spec)
+        row = JobRow(row.id, row.name, row.kind, row.state, lane, row.definition, row.spec)
+        await self.core.commands.add_job(row, Contribution(pins={f"job:{row.id}": PIN_THIS_EPOCH}))
+        self._start(self.core.registry.by_id[row.id])
+        return row.id
+
+    def _analyse(self, statement: s.CreateView) -> tuple[list[JobRow], Any]:
+        from headwater.view.analyse import analyse
+
+        names = table_names(statement.query)
+        inputs = [self.core.registry.find(n, "table", "view") for n in names]
+        schemas = {j.name: schema_of(j) for j in inputs}
+        return inputs, analyse(statement.query.sql(dialect="spark"), schemas)
+
+    def _schema(self, plan: Any, inputs: list[JobRow]) -> Schema:
+        from headwater.spark.query import explained
+        from headwater.spark.view import storage_schema
+
+        with explained():
+            return storage_schema(self.core.spark, plan, {j.name: schema_of(j) for j in inputs})
+
+    async def explain(self, statement: s.CreateView) -> str:
+        from headwater.view.plan import explain
+
+        inputs, plan = self._analyse(statement)
+        await self.core.jobs.run("query", "analyse", lambda: self._schema(plan, inputs))
+        return explain(plan)
+
+    async def settle(self, job_id: int) -> None:
+        """Wait a little for a view to become live."""
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            job = self.core.registry.by_id.get(job_id)
+            if job is None or job.state != "creating" or self.core.paused or rate_limit(job) == 0:
+                return
+            await asyncio.sleep(0.02)
+
+    # -- lanes ------------------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        for job in self.core.registry.of_kind("view"):
+            if job.state == "creating":
+                self._start(job)
+
+    def _start(self, job: JobRow) -> None:
+        lane = Lane(job.lane, self.core, self.core.clock, self.core.parameters.of_lanes, self.core.rng)
+        self.lanes[job.id] = lane
+        self.core.report_progress(job.id, phase="waiting", total=self.core.vnode_count)
+        lane.start()
+        self.nudge(job.id)
+
+    def nudge(self, job_id: int) -> None:
+        """A step is possible: do not wait for the lane's next barrier."""
+
+        async def checkpoint(lane: Lane) -> None:
+            with contextlib.suppress(HeadwaterError):
+                await lane.checkpoint()
+
+        if (lane := self.lanes.get(job_id)) is not None:
+            self.core.background(checkpoint(lane))
+
+    def build(self, lane: str) -> Sequence[Actor]:
+        job = next((j for j in self.core.registry.of_kind("view") if j.lane == lane), None)
+        return [ViewCreator(self.core, job)] if job is not None and job.state == "creating" else []
+
+    async def cancel(self, job: JobRow) -> None:
+        if (lane := self.lanes.pop(job.id, None)) is not None:
+            await lane.stop(final_checkpoint=False)
+
+    async def stop(self) -> None:
+        for lane in self.lanes.values():
+            await lane.stop(final_checkpoint=False)
+        self.lanes.clear()
+
+    def joined(self, job_id: int) -> None:
+        """The view is in the main lane: its own one ends."""
+        if (lane := self.lanes.pop(job_id, None)) is not None:
+            self.core.background(lane.stop(final_checkpoint=False))
+        self.core.progress_of(job_id).finish()
+
+
+def rate_limit(job: JobRow) -> int | None:
+    value = job.spec.get("settings", {}).get("backfill_rate_limit")
+    return None if value is None else int(value)
+
+
+class ViewCreator:
+    """The one actor of a creating view's lane."""
+
+    def __init__(self, core: EngineCore, job: JobRow) -> None:
+        self.core = core
+        self.job_id = job.id
+        self.name = f"creating {job.name}"
+        self.schema = schema_of(job)
+        stored = core.meta.state(job.id, "creating")
+        self.state = CreatingState.from_dict(stored) if stored else CreatingState.starting(job.created_epoch)
+        lane_epoch = core.meta.committed_epoch(job.lane)
+        self.view = ViewState(job, self.schema, list(core.meta.segments_at(job.id, lane_epoch)))
+        self.work: asyncio.Task[tuple[CreatingState, list[NewSegment]]] | None = None
+        self.not_before = 0.0
+        self.last_step_s = 0.0
+        self.joining = False
+        self.staged_epoch = 0
+        self._sizes: dict[int, int] | None = None
+
+    @property
+    def job(self) -> JobRow:
+        return self.core.registry.by_id[self.job_id]
+
+    async def run(self, barriers: BarrierReceiver, manager: LocalBarrierManager) -> None:
+        async for barrier in barriers:
+            manager.collect(self.name, barrier, await self._on_barrier(barrier, manager))
+
+    def on_committed(self, epoch: int) -> None:
+        """What was staged up to this epoch is safe: from here on the view may join."""
+        if self.staged_epoch and epoch >= self.staged_epoch:
+            self.staged_epoch = 0
+            self.core.creating.nudge(self.job_id)
+
+    async def close(self) -> None:
+        if self.work is not None:
+            self.work.cancel()
+            await asyncio.gather(self.work, return_exceptions=True)
+
+    # -- one barrier ------------------------------------------------------------------------------------------------
+
+    async def _on_barrier(self, barrier: Barrier, manager: LocalBarrierManager) -> Contribution:
+        contribution = Contribution()
+        if barrier.kind is BarrierKind.INITIAL or self.job_id not in self.core.registry.by_id:
+            return contribution
+        if self.work is not None and self.work.done():
+            try:
+                self._take(*self.work.result(), contribution)
+                self.staged_epoch = int(barrier.epoch.prev)
+            except DefiniteError as error:
+                self._failed(error, contribution)
+            self.work = None
+        if self.work is None:
+            await self._next_step()
+        self._report(manager)
+        return contribution
+
+    def _take(self, state: CreatingState, segments: list[NewSegment], contribution: Contribution) -> None:
+        self.state = state
+        self.view.segments = [*self.view.segments, *segments]
+        contribution.segments_added += segments
+        contribution.states[(self.job_id, "creating")] = state.as_dict()
+        contribution.pins[f"job:{self.job_id}"] = state.consumed
+
+    def _failed(self, error: DefiniteError, contribution: Contribution) -> None:
+        """A definite error while creating: say so, and try again: the cause may go away."""
+        self.core.record_error(self.job_id, self.job.name, error, retrying=True)
+        self.core.report_progress(self.job_id, waiting_for=f"{error}")
+        self.not_before = time.monotonic() + 5.0
+
+    async def _next_step(self) -> None:
+        limit = rate_limit(self.job)
+        waiting = self._waiting_for(limit)
+        self.core.report_progress(self.job_id, waiting_for=waiting)
+        if waiting or time.monotonic() < self.not_before:
+            return
+        if self.state.phase is Phase.SNAPSHOT:
+            self._begin(self._snapshot_chunk(limit))
+            return
+        committed = self.core.meta.committed_epoch()
+        if self._is_close(committed):
+            # The main lane may commit first: what this lane has only staged would come after the view is visible.
+            if not self.staged_epoch:
+                await self._join()
+        elif committed > self.state.consumed:
+            self._begin(self._consume(committed, limit))
+
+    def _begin(self, step: Coroutine[Any, Any, tuple[CreatingState, list[NewSegment]]]) -> None:
+        self.work = asyncio.create_task(step)
+        self.work.add_done_callback(lambda _: self.core.creating.nudge(self.job_id))
+
+    def _waiting_for(self, limit: int | None) -> str:
+        if self.core.paused:
+            return "RESUME: the engine is paused"
+        if limit == 0:
+            return "the rate limit is 0"
+        for input_id in self.core.registry.depends_on(self.job):
+            job = self.core.registry.by_id.get(input_id)
+            if job is None:
+                return "an input that was dropped"
+            if job.kind == "view" and job.state != "live":
+                return f"view {job.name} ({job.state})"
+        return ""
+
+    def _report(self, manager: LocalBarrierManager) -> None:
+        state, count = self.state, self.core.vnode_count
+        total = sum(state.vnode_rows) or self._driving_rows()
+        if self.joining:
+            phase = "Finishing [waiting for a checkpoint of the main lane]"
+        elif state.phase is Phase.SNAPSHOT:
+            phase = f"Snapshot [{state.next_vnode}/{count} vnodes, {state.row_count}/{total} rows]"
+        else:
+            inside = f", vnode {state.group_vnode}/{count}" if state.group_epoch else ""
+            phase = f"LogStore [lag {self._lag_s():.1f} s{inside}]"
+        value = {
+            "phase": phase,
+            "done": state.next_vnode,
+            "total": count,
+            "rows": state.row_count,
+            "total_rows": total,
+        }
+        manager.report_create_mview_progress(self.job_id, value)
+
+    def _lag_s(self) -> float:
+        return max(0.0, ((self.core.meta.committed_epoch() - self.state.consumed) >> 16) / 1000)
+
+    def _driving_rows(self) -> int:
+        sizes = self._input_rows()
+        return max(sizes.values(), default=0)
+
+    def _input_rows(self) -> dict[int, int]:
+        """Rows of the inputs' segments at the snapshot epoch, which is pinned: the answer never changes."""
+        if self._sizes is None:
+            inputs = self.core.registry.depends_on(self.job)
+            at = self.state.snapshot_epoch
+            self._sizes = {i: sum(s.rows for s in self.core.meta.segments_at(i, at)) for i in inputs}
+        return self._sizes
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def _upstreams(self) -> list[StoredUpstream]:
+        return [StoredUpstream(self.core, i, self.job.name) for i in self.core.registry.depends_on(self.job)]
+
+    def _inputs_at(self, epoch: int) -> dict[str, tuple[TableState, InputLog]]:
+        return {u.job.name: (u.snapshot(epoch), InputLog()) for u in self._upstreams()}
+
+    async def _snapshot_chunk(self, limit: int | None) -> tuple[CreatingState, list[NewSegment]]:
+        """The next chunk: of vnodes, of a part of one, or everything at once where the strategy needs all rows."""
+        from headwater.spark.view_chunk import Position, chunk_segments, count_vnodes, key_after
+        from headwater.spark.view_job import initial_segments
+
+        state, count, started = self.state, self.core.vnode_count, time.monotonic()
+        inputs = self._inputs_at(state.snapshot_epoch)
+        sizes = self._input_rows()
+        driving = self.core.registry.by_id[max(sizes, key=lambda i: sizes[i])].name if sizes else ""
+        run = self.core.jobs.run
+        if not driving or self.job.spec["plan"].get("strategy") not in CHUNKED:
+            segments = await run("backfill", "view", lambda: initial_segments(self.core, self.view, inputs))
+            return state.advanced(count, count, self._driving_rows()), segments
+        table = inputs[driving][0]
+        if not state.vnode_rows:
+            state = state.counted(await run("backfill", "view", lambda: count_vnodes(self.core, table)))
+        wanted = min(limit or CHUNK_ROWS, CHUNK_ROWS)
+        start, upto = Position(state.next_vnode, state.next_key), next_chunk(state, count, wanted)
+        end, then = Position(upto), None
+        if upto == state.next_vnode:
+            key = await run("backfill", "view", lambda: key_after(self.core, table, start, wanted))
+            end = Position(upto, key) if key is not None else Position(upto + 1)
+            then = state.advanced_within(key, wanted) if key is not None else None
+        rows = sum(state.vnode_rows[state.next_vnode : end.vnode]) - state.rows_in_vnode
+        then = then or state.advanced(end.vnode, count, rows)
+        segments = await run(
+            "backfill", "view", lambda: chunk_segments(self.core, self.view, inputs, driving, start, end)
+        )
+        if limit:
+            self.not_before = started + (then.row_count - state.row_count) / limit
+        return then, segments
+
+    async def _consume(self, committed: int, limit: int | None) -> tuple[CreatingState, list[NewSegment]]:
+        """The next group of epochs; a rowwise view takes a large one vnode by vnode."""
+        from headwater.spark.view_job import refresh_segments
+
+        state, count, started = self.state, self.core.vnode_count, time.monotonic()
+        upstreams = self._upstreams()
+        wanted = min(limit or GROUP_ROWS, GROUP_ROWS)
+        logs = [u.epochs(state.consumed, committed) for u in upstreams]
+        group = next_group(logs, state.consumed, state.group_epoch or committed, wanted)
+        if group is None:
+            return state, []
+        upto = state.group_epoch or group.upto
+        inputs = {u.job.name: (u.snapshot(upto), u.change_log(state.consumed, upto)) for u in upstreams}
+        rows = sum(s.rows for _, log in inputs.values() for s in log.log)
+        parts = 1
+        if self.job.spec["plan"].get("strategy") == "rowwise" and not any(log.reset for _, log in inputs.values()):
+            parts = min(count, max(1, -(-rows // wanted)))
+        end = min(count, state.group_vnode + -(-count // parts))
+        vnodes = (state.group_vnode, end) if parts > 1 else None
+        segments: list[NewSegment] = []
+        if any(log.changed for _, log in inputs.values()):
+            segments = await self.core.jobs.run(
+                "view", "view", lambda: refresh_segments(self.core, self.view, inputs, vnodes)
+            )
+        self.last_step_s = time.monotonic() - started
+        if limit:
+            self.not_before = started + rows / parts / limit
+        if vnodes is None:
+            return state.consumed_to(upto), segments
+        return state.consumed_within(upto, end, count), segments
+
+    def _is_close(self, committed: int) -> bool:
+        if self.state.group_epoch:
+            return False  # some vnodes are ahead of others
+        lag_s = ((committed - self.state.consumed) >> 16) / 1000
+        return lag_s <= min(MAX_JOIN_LAG_S, max(JOIN_LAG_S, 2 * self.last_step_s))
+
+    async def _join(self) -> None:
+        """Enter the main lane at a checkpoint: the changes since `consumed` are refreshed in that barrier."""
+        view = self.view
+        view.consumed_epoch = self.state.consumed
+        for input_id in self.core.registry.depends_on(self.job):
+            view.inputs[input_id] = InputLog(seen=list(self.core.meta.segments_at(input_id, self.state.consumed)))
+        update = {"state": "live", "lane": "main", "became_live": True}
+        contribution = Contribution(job_updates={self.job_id: update}, pins_dropped=[f"job:{self.job_id}"])
+        self.core.report_progress(self.job_id, phase="Finishing")
+        contribution.states[(self.job_id, "progress")] = self.core.progress_of(self.job_id).totals()
+        self.joining = True
+        self.core.background(self._finish(view, contribution))
+        self.not_before = float("inf")
+
+    async def _finish(self, view: ViewState, contribution: Contribution) -> None:
+        try:
+            await self.core.main.request(Mutation(MutationKind.ADD, self.job_id, view), contribution)
+        except HeadwaterError as error:
+            self.not_before = time.monotonic() + 1.0
+            self.joining = False
+            with contextlib.suppress(KeyError):
+                self.core.record_error(self.job_id, self.job.name, error, retrying=True)
+            return
+        self.core.creating.joined(self.job_id)

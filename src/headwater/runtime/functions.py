@@ -1,0 +1,97 @@
+"""Python functions that the user registered: kept in the meta store, and known to Spark from the engine's start on.
+
+A function is taken to be deterministic: the same arguments give the same value. What is registered from Python
+(`Engine.register_udf`) is not kept: register it again after each start; views that use it wait for it until then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlglot
+from sqlglot import exp
+
+from headwater.errors import HeadwaterError, UsageError
+from headwater.sql import statements as s
+from headwater.storage.checkpoint import JobRow
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+log = logging.getLogger(__name__)
+_SETTING: Final = "function:"
+_DROPPED: Final = ""  # settings are never deleted
+
+
+class Functions:
+    """See the head of this module."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+
+    def load(self) -> None:
+        """Register what is stored; a function that cannot be loaded stops only what uses it."""
+        for name, value in self.core.meta.settings(_SETTING).items():
+            if value == _DROPPED:
+                continue
+            stored = json.loads(value)
+            try:
+                self.register(name, self._loaded(stored["target"]), stored["returns"])
+            except HeadwaterError as error:
+                log.warning("function %s: %s", name, error)
+                self.core.record_error(None, name, error, retrying=False)
+
+    def register(self, name: str, function: Callable[..., Any], returns: str) -> None:
+        from headwater.spark.functions import register
+
+        register(self.core.spark, name, function, returns)
+
+    def _loaded(self, target: str) -> Callable[..., Any]:
+        from headwater.spark.functions import load_function
+
+        return load_function(target)
+
+    async def create(self, statement: s.CreateFunction) -> None:
+        name = statement.name.lower()
+        if self.core.meta.settings(_SETTING).get(name, _DROPPED) != _DROPPED:
+            if statement.if_not_exists:
+                return
+            raise UsageError(
+                "ALREADY_EXISTS", f"function {name} exists already", hint=f"DROP FUNCTION {name}, or IF NOT EXISTS"
+            )
+        target = _anywhere(statement.target)
+        function = self._loaded(target)
+        await self.core.jobs.run("query", "analyse", lambda: self.register(name, function, statement.returns))
+        self.core.meta.set_setting(_SETTING + name, json.dumps({"target": target, "returns": statement.returns}))
+
+    async def drop(self, statement: s.Drop) -> None:
+        name = statement.name.lower()
+        if self.core.meta.settings(_SETTING).get(name, _DROPPED) == _DROPPED:
+            if statement.if_exists:
+                return
+            raise UsageError("UNKNOWN_FUNCTION", f"there is no function {name}")
+        users = [job.name for job in self.core.registry.of_kind("view") if name in functions_of(job)]
+        if users:
+            raise UsageError(
+                "DEPENDANTS_EXIST", f"function {name} is used by {', '.join(users)}", hint="drop them first"
+            )
+        self.core.meta.set_setting(_SETTING + name, _DROPPED)
+
+
+def _anywhere(target: str) -> str:
+    """A file by its full path: another start may have another working directory."""
+    place, colon, member = target.rpartition(":")
+    return f"{Path(place).absolute()}{colon}{member}" if place.endswith(".py") else target
+
+
+def functions_of(job: JobRow) -> set[str]:
+    """The functions of a view's query that are not Spark's own, as far as the parser can tell."""
+    text = job.spec.get("plan", {}).get("sql", "")
+    if not text:
+        return set()
+    tree = sqlglot.parse_one(text, read="spark")
+    return {node.name.lower() for node in tree.find_all(exp.Anonymous)}

@@ -1,0 +1,156 @@
+"""What only a new copy of a captured table heals: noticed here, once a second, and begun.
+
+    a task or read found a definite error whose cause may be a change of shape    ─► copy with the new columns, or stop
+    a task met a shape with other columns                                         ─► copy with the new columns
+    a value or row that the stream left out and that we do not have               ─► copy
+    the table was taken out of the publication, and perhaps put in again          ─► copy: meanwhile nothing was sent
+
+`runtime/shape.py` says which columns a table gets, `backfill.py` makes the copy. A whole stream that is lost is
+`SourceRuntime.heal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
+from headwater.storage.checkpoint import Contribution
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+    from headwater.runtime.backfill import TableBackfill
+    from headwater.runtime.source_runtime import SourceRuntime
+
+# The stream does not have what the table needs, but the source does.
+TABLE_LOST: Final = frozenset({"TOAST_VALUE_UNKNOWN", "ROW_UNKNOWN", "SOURCE_TABLE_UNPUBLISHED"})
+# May come of another shape than the captured one.
+SHAPE_SUSPECTS: Final = frozenset(
+    {
+        "SOURCE_SCHEMA_CHANGED",
+        "SOURCE_COLUMN_NOT_FOUND",
+        "COPY_MALFORMED",
+        "VALUE_MALFORMED",
+        "VALUE_NOT_REPRESENTABLE",
+    }
+)
+LOOK_AGAIN_S: Final = 5.0  # after a try that failed, and at a publication that the reader knows otherwise
+
+
+class Healing:
+    """See the head of this module."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._lost: set[int] = set()
+        self._reshaped: dict[int, str] = {}
+        self._suspects: dict[int, HeadwaterError] = {}
+        self._not_before: dict[int, float] = {}
+
+    # -- what was found ---------------------------------------------------------------------------------------------
+
+    def table_failed(self, table_id: int, error: HeadwaterError) -> None:
+        """A task found a definite error in a table's events: the table is failed with this epoch."""
+        if error.code in TABLE_LOST:
+            self._lost.add(table_id)
+        elif error.code in SHAPE_SUSPECTS:
+            self._suspects[table_id] = error
+
+    def read_failed(self, table: TableBackfill, error: HeadwaterError) -> bool:
+        """A read found a definite error. True: it is looked into here, and the table stopped if nothing helps."""
+        if error.code not in SHAPE_SUSPECTS or table.policy == "exception":
+            return False
+        self._suspects[table.table_id] = error
+        return True
+
+    def met_shape(self, table_id: int, what: str) -> None:
+        self._reshaped[table_id] = what
+
+    # -- once a second ----------------------------------------------------------------------------------------------
+
+    async def look(self, sources: list[SourceRuntime]) -> None:
+        for source in sources:
+            if source.reader is None or source.failed or source.healing:
+                continue
+            for table in list(source.tables.values()):
+                if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
+                    await self._guarded(table)
+
+    async def _guarded(self, table: TableBackfill) -> None:
+        try:
+            await self._heal(table)
+        except TransientError as error:
+            self._later(table)
+            self.core.record_error(table.table_id, table.name, error, retrying=True)
+        except HeadwaterError as error:
+            self._forget(table)
+            await self._stop(table, error)
+
+    async def _heal(self, table: TableBackfill) -> None:
+        table_id = table.table_id
+        if table_id in self._lost:
+            if table.failed:  # else its failure is not committed yet
+                await table.copy_anew(follow=False)
+                self._forget(table)
+        elif table_id in self._suspects:
+            if table.failed or table.stopped:
+                await self._try_shape(table, self._suspects[table_id])
+        elif table_id in self._reshaped and not table.replacing:
+            await self._reshape(table, self._reshaped[table_id])
+        elif not table.failed and not table.replacing:
+            await self._check_membership(table)
+
+    async def _try_shape(self, table: TableBackfill, error: HeadwaterError) -> None:
+        """Whether the table's columns have changed, and a copy with the new ones is allowed and begun."""
+        if table.policy == "exception" or not await table.copy_anew(follow=False, only_if_reshaped=True):
+            self._forget(table)
+            if not table.failed:
+                await self._stop(table, error)
+            return
+        self._forget(table)
+
+    async def _reshape(self, table: TableBackfill, what: str) -> None:
+        notice = SourceError(
+            "SOURCE_SCHEMA_CHANGED",
+            f"the source's table of {table.name} has changed: {what}",
+            hint=f"it is copied anew, as schema.change.behavior = {table.policy} says",
+        )
+        await table.copy_anew(follow=not table.unfinished, only_if_reshaped=True, notice=notice)
+        self._forget(table)
+
+    async def _check_membership(self, table: TableBackfill) -> None:
+        """The table is still in the publication under the entry with which it entered."""
+        reader, entered = table.source.reader, table.entered
+        if reader is None or not reader.knows_publication or not entered["membership"]:
+            return
+        if reader.membership(int(entered["oid"]), int(entered["schema_oid"] or 0)) == entered["membership"]:
+            return
+        # The reader looks once per heartbeat: it may not know of our own entry yet.
+        self._later(table)
+        if await asyncio.to_thread(table.present_membership) == entered["membership"]:
+            return
+        error = SourceError(
+            "SOURCE_TABLE_UNPUBLISHED",
+            f"table {table.name} was taken out of publication {table.source.config.publication}",
+            hint="changes made meanwhile were not sent; it is published again if we may, and copied anew",
+        )
+        await self._stop(table, error, retrying=True)
+        self._lost.add(table.table_id)
+        self._not_before.pop(table.table_id, None)
+
+    async def _stop(self, table: TableBackfill, error: HeadwaterError, *, retrying: bool = False) -> None:
+        contribution = Contribution()
+        definite = error if isinstance(error, DefiniteError) else SourceError(error.code, error.message)
+        self.core.job_failed(table.table_id, definite, contribution, retrying=retrying)
+        await table.stop()
+        await self.core.main.request(contribution=contribution)
+        table.report(waiting_for=str(error))
+
+    def _later(self, table: TableBackfill) -> None:
+        self._not_before[table.table_id] = time.monotonic() + LOOK_AGAIN_S
+
+    def _forget(self, table: TableBackfill) -> None:
+        for found in (self._reshaped, self._suspects, self._not_before):
+            found.pop(table.table_id, None)
+        self._lost.discard(table.table_id)

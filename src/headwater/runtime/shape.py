@@ -1,0 +1,124 @@
+"""The columns of a captured table, and which ones it gets when the source's table has changed.
+
+`connectors/postgres/shape.py` finds a change in the stream; docs/design/2026-11-16-schema-change.md has the rules.
+Nothing here talks to a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from headwater.connectors.postgres.catalogue import TableInfo
+from headwater.connectors.postgres.types import ColumnPlan, TypeOptions, column_plan
+from headwater.errors import SourceError
+from headwater.model.schema import Column, Schema, multiset
+
+# From → to: every value of the first is one of the second, and a file that has the first is read as the second.
+_WIDER: Final = {("SMALLINT", "INT"), ("SMALLINT", "BIGINT"), ("INT", "BIGINT"), ("FLOAT", "DOUBLE")}
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """`star`: made with `(*)`, so that new columns concern it; `left_out`: columns of the source that it leaves out."""
+
+    schema: Schema
+    plans: tuple[ColumnPlan, ...]
+    left_out: tuple[str, ...] = ()
+    star: bool = True
+
+    @property
+    def follows(self) -> tuple[str, ...] | None:
+        """For `compare`: None where other columns are no matter."""
+        return self.left_out if self.star else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": self.schema.as_dict(),
+            "plans": [p.as_dict() for p in self.plans],
+            "left_out": list(self.left_out),
+            "star": self.star,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TableShape:
+        plans = tuple(ColumnPlan.from_dict(p) for p in data["plans"])
+        return cls(Schema.from_dict(data["schema"]), plans, tuple(data["left_out"]), bool(data["star"]))
+
+
+def shape_of(info: TableInfo, plans: Iterable[ColumnPlan], left_out: Iterable[str], *, star: bool) -> TableShape:
+    """The shape of a table with these columns; without a key it gets the hidden one of a multiset."""
+    plans = tuple(plans)
+    columns = [Column(p.name, p.ddl_type, nullable=p.name not in info.key) for p in plans]
+    schema = Schema(tuple(columns), info.key) if info.key else multiset(columns)
+    return TableShape(schema, plans, tuple(left_out), star)
+
+
+def sent_columns(info: TableInfo, streamed: Collection[str]) -> tuple[list[str], list[str]]:
+    """The columns of a table that the stream has, and those that it does not, in order."""
+    names = [c.name for c in info.columns]
+    return [n for n in names if n in streamed], [n for n in names if n not in streamed]
+
+
+def evolved(
+    shape: TableShape,
+    info: TableInfo,
+    *,
+    policy: str,
+    options: Mapping[str, str],
+    used: bool,
+    streamed: Collection[str],
+) -> TableShape:
+    """What the table becomes; the same shape if nothing is to change. SourceError where its policy says stop.
+
+    `used`: views or sinks read the table.
+    """
+    present = {c.name: c for c in info.columns}
+    sent, not_sent = sent_columns(info, streamed)
+    types = TypeOptions.of(options)
+    _check_key(shape, info)
+    plans = []
+    for old in shape.plans:
+        if old.name in sent and not (old.absent and policy == "ignore"):
+            plans.append(_kept(old, column_plan(present[old.name], types), info, widen=policy == "evolve" and not used))
+        elif used or policy != "evolve":
+            plans.append(replace(old, absent=True))
+    taken = {p.name for p in shape.plans}
+    new = [n for n in sent if n not in taken and n not in shape.left_out and not n.startswith("_")]
+    if shape.star and policy != "ignore":
+        plans += [column_plan(present[n], types) for n in new]
+        left_out = [*not_sent, *(n for n in sent if n in shape.left_out or n.startswith("_"))]
+    else:  # a list is a list: what is not in it concerns nobody
+        left_out = [n for n in present if n not in taken] if shape.star else []
+    return shape_of(info, plans, left_out, star=shape.star)
+
+
+def _check_key(shape: TableShape, info: TableInfo) -> None:
+    key = () if shape.schema.multiset else shape.schema.key
+    if info.key != key:
+        raise _stopped(info, f"its key is ({', '.join(info.key)}), and was ({', '.join(key)})")
+
+
+def _kept(old: ColumnPlan, new: ColumnPlan, info: TableInfo, *, widen: bool) -> ColumnPlan:
+    if new.ddl_type == old.ddl_type:
+        return new
+    if not (widen and _wider(old, new)):
+        raise _stopped(info, f"column {old.name} is {new.ddl_type}, and was {old.ddl_type}")
+    return new
+
+
+def _wider(old: ColumnPlan, new: ColumnPlan) -> bool:
+    if old.key_position is not None:
+        return False  # a key of another type has another place
+    if old.precision and new.precision:
+        return new.scale == old.scale and new.precision >= old.precision
+    return (old.ddl_type, new.ddl_type) in _WIDER
+
+
+def _stopped(info: TableInfo, what: str) -> SourceError:
+    return SourceError(
+        "SOURCE_SCHEMA_CHANGED",
+        f"table {info.qualified} is not as it was captured: {what}",
+        hint="DROP the table, with CASCADE if views or sinks read it, and CREATE it again",
+    )

@@ -1,0 +1,379 @@
+"""One sink at work: a task beside the lanes, from the committed change log to the target.
+
+The log store (`logstore/`) says what is owed, `sink/delivery.py` delivers a batch, `replay.py` what was refused.
+What a checkpoint has to store is handed over at the next barrier (`contribute`), never waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.config import resolve_secret
+from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
+from headwater.logstore.backoff import Backoff
+from headwater.logstore.buffer import LogBuffer
+from headwater.logstore.chunk import LogBatch
+from headwater.logstore.reader import LogStoreReader
+from headwater.logstore.state import LogStoreState
+from headwater.logstore.writer import LogStoreWriter
+from headwater.runtime.registry import schema_of
+from headwater.runtime.replay import Replay, replay_letters, settle_replay
+from headwater.runtime.sink_log import ChangeLog, log_store_row
+from headwater.sink.delivery import Delivered, DeliveryLoop
+from headwater.sink.registry import open_sink, sink_options
+from headwater.storage.checkpoint import Contribution, JobRow
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+log = logging.getLogger(__name__)
+IDLE_S: Final = 0.5  # a sink without news looks again this often, for PAUSE, limits and a lost wake-up
+WHOLE: Final = 1 << 62  # no bound: a range that must be delivered as it was is not cut
+
+
+def raw_options(core: EngineCore, job: JobRow) -> dict[str, str]:
+    """A sink's options as they were written; dead letters get a folder of the data directory if they have none."""
+    options = dict(job.spec["options"])
+    if "dead_letters.path" not in options and sink_options(options, resolve_secret=resolve_secret).dead_letters:
+        options["dead_letters.path"] = core.data_dir.url("dead-letters")
+    return options
+
+
+class SinkWorker:
+    """One sink: its log store and its delivery loop."""
+
+    def __init__(self, core: EngineCore, job: JobRow) -> None:
+        self.core = core
+        self.job_id = job.id
+        self.name = job.name
+        self.source_id = int(job.spec["inputs"][0])
+        stored = core.meta.state(job.id, "log")
+        self.fresh = stored is None
+        state = LogStoreState.from_dict(stored) if stored else LogStoreState.starting_at(0)
+        self.buffer = LogBuffer(core.meta.committed_epoch())
+        self.writer = LogStoreWriter(self.buffer, self.buffer.complete_after)
+        self.reader = LogStoreReader(state, ChangeLog(core, self.source_id), self.buffer)
+        self.reader.committed(self.buffer.complete_after)
+        self.backoff = Backoff(time.monotonic, core.rng)
+        self.task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._dirty = False
+        self._letters: list[dict[str, Any]] = []
+        self._handed_over: list[dict[str, Any]] = []  # letters in a checkpoint that has not committed yet
+        self._rewind: tuple[int, asyncio.Future[None]] | None = None
+        self._replay: asyncio.Future[int] | None = None
+        self.replaying = Replay.from_dict(core.meta.state(job.id, "replay"))
+        self._must_reach: int | None = None  # a range that is partly in the target ends here and is not cut
+        self._next_at = 0.0
+        self._stopping = False
+        self.failed = False
+        self._state = job.state
+
+    @property
+    def job(self) -> JobRow | None:
+        return self.core.registry.by_id.get(self.job_id)
+
+    @property
+    def caught_up(self) -> bool:
+        return not self.fresh and not self.failed and self.reader.backlog().epochs == 0
+
+    # -- the log ----------------------------------------------------------------------------------------------------
+
+    def committed(self, epoch: int) -> None:
+        last = self.reader.committed_to
+        for one in ChangeLog(self.core, self.source_id).epochs(last, epoch, 1 << 20):
+            if one.epoch > self.writer.sealed_to:
+                for chunk in one.chunks:
+                    self.writer.write_chunk(chunk)
+                self.writer.flush(one.epoch)
+        self.reader.committed(epoch)
+        if self._handed_over:
+            self._handed_over = self._unsaved()
+        self._wake.set()
+
+    def _unsaved(self) -> list[dict[str, Any]]:
+        saved = {str(r["path"]) for r in self.core.meta.dead_letter_rows()}
+        return [letter for letter in self._handed_over if letter["path"] not in saved]
+
+    def recovered(self) -> None:
+        """What was handed over and did not commit goes with the next checkpoint."""
+        self._letters = [*self._unsaved(), *self._letters]
+        self._handed_over = []
+        self._dirty = True
+
+    def contribute(self, contribution: Contribution) -> None:
+        if (job := self.job) is not None and job.state != self._state:
+            contribution.job_updates.setdefault(self.job_id, {})["state"] = self._state
+        if (not self._dirty and not self._letters) or self.fresh:
+            return
+        self._dirty = False
+        letters, self._letters = self._letters, []
+        self._handed_over += letters
+        contribution.dead_letters += letters
+        contribution.states[(self.job_id, "log")] = self.reader.state.as_dict()
+        contribution.states[(self.job_id, "replay")] = self.replaying.as_dict()
+        contribution.pins[f"sink:{self.job_id}"] = self.reader.state.truncated_to.epoch
+        self.reader.forget(self.reader.state)
+
+    def row(self) -> dict[str, Any]:
+        return log_store_row(self.name, self.reader.backlog(), self.reader.state)
+
+    # -- delivering -------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        if self.task is not None:
+            # A delivery under way is let finish: cutting it would only mean doing it again.
+            done, _ = await asyncio.wait({self.task}, timeout=5.0)
+            if not done:
+                self.task.cancel()
+                await asyncio.gather(self.task, return_exceptions=True)
+        for asked in (self._rewind[1] if self._rewind is not None else None, self._replay):
+            if asked is not None and not asked.done():
+                asked.set_exception(TransientError("SINK_FAILED", f"sink {self.name} stops before it could do that"))
+
+    async def rewind_to(self, epoch: int) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rewind = (epoch, done)
+        self._wake.set()
+        await done
+
+    async def replay(self) -> int:
+        """Deliver the dead letters again, as soon as the sink works; gives how many rows they were."""
+        if self._replay is None:
+            self._replay = asyncio.get_running_loop().create_future()
+        self._wake.set()
+        return await self._replay
+
+    async def run(self) -> None:
+        while not self._stopping:
+            try:
+                await self._deliver_all()
+            except HeadwaterError as error:
+                await self._wait_after(error)
+            except Exception as error:
+                await self._wait_after(self._explained(error))
+
+    def _explained(self, error: Exception) -> HeadwaterError:
+        if "SINK_NOT_APPEND_ONLY" in str(error):
+            from headwater.spark.sink import not_append_only
+
+            return not_append_only(self.name)
+        log.warning("sink %s failed", self.name, exc_info=error)
+        return TransientError("SINK_FAILED", f"sink {self.name} failed: {type(error).__name__}", hint="it is retried")
+
+    async def _wait_after(self, error: HeadwaterError) -> None:
+        self.failed = True
+        self._state = "failed" if isinstance(error, DefiniteError) else "live"
+        self.core.record_error(self.job_id, self.name, error, retrying=True)
+        self.reader.rewind()
+        delay = self.backoff.failed()
+        self.core.report_progress(self.job_id, phase="waiting", waiting_for=f"{error}")
+        end = time.monotonic() + delay
+        while not self._stopping and self._rewind is None and (left := end - time.monotonic()) > 0:
+            self._wake.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+
+    def source(self) -> JobRow:
+        """What the sink reads, with the columns that it had when the sink was created."""
+        source = self.core.registry.by_id[self.source_id]
+        columns = self.job.spec.get("columns") if self.job else None
+        schema = schema_of(source).restricted(columns)
+        return dataclasses.replace(source, spec={**source.spec, "schema": schema.as_dict()})
+
+    async def _deliver_all(self) -> None:
+        """Open the target and deliver until something fails or the engine stops."""
+        job = self.job
+        if job is None:
+            await asyncio.sleep(IDLE_S)
+            return
+        source = self.source()
+        if not await self._input_ready():
+            return
+        columns, key = schema_of(source).visible, schema_of(source).key
+        raw = raw_options(self.core, job)
+        sink = await self.in_thread(
+            lambda: open_sink(self.name, raw, columns, key, self.core.generation, resolve_secret)
+        )
+        options = sink_options(raw, resolve_secret=resolve_secret)
+        loop = DeliveryLoop(sink, rate_limit=options.rate_limit)
+        try:
+            found = await self.in_thread(lambda: self._claim(loop, columns, job))
+            self.backoff.started()
+            await self._begin(loop, found, options)
+            while not self._stopping:
+                await self._step(loop, options)
+        finally:
+            await self.in_thread(sink.close)
+
+    def _claim(self, loop: DeliveryLoop, columns: Any, job: JobRow) -> int | None:
+        loop.sink.validate(columns, job.spec["key"])
+        rewinding = self._rewind is not None
+        return loop.start(None if rewinding else self.reader.state.delivered_to)
+
+    async def in_thread(self, work: Any) -> Any:
+        return await self.core.jobs.run("sink", "sink", work)
+
+    async def _input_ready(self) -> bool:
+        source = self.core.registry.by_id.get(self.source_id)
+        if source is not None and (source.kind == "table" or source.state == "live"):
+            return True
+        self.core.report_progress(self.job_id, phase="waiting", waiting_for=f"view {source.name if source else ''}")
+        await asyncio.sleep(IDLE_S / 5)
+        return False
+
+    async def _begin(self, loop: DeliveryLoop, found: int | None, options: Any) -> None:
+        """First delivery: the snapshot as of now, then the log from there on. Later ones: from where the target is."""
+        begun = await self.in_thread(loop.unfinished)
+        self._must_reach = begun[1] if begun is not None else None
+        if not self.fresh:
+            self.reader.start_from(found)
+            await settle_replay(self, loop, options, found)
+            return
+        job = self.job
+        assert job is not None
+        if begun is not None and begun[0] == 0:
+            await self._deliver_snapshot(loop, options, begun[1])
+        elif found is not None:
+            self._restart_at(found)
+        elif not options.snapshot:
+            self._restart_at(job.created_epoch)
+        else:
+            await self._deliver_snapshot(loop, options)
+        self.fresh = False
+        self._dirty = True
+
+    def _restart_at(self, epoch: int) -> None:
+        self.reader.state = LogStoreState.starting_at(epoch)
+        self.reader.rewind()
+
+    async def _deliver_snapshot(self, loop: DeliveryLoop, options: Any, epoch: int | None = None) -> None:
+        while self.core.paused or self._limit(options) == 0:
+            if self._stopping:
+                raise TransientError("SINK_FAILED", f"sink {self.name} stops before its snapshot")
+            await asyncio.sleep(IDLE_S)
+        epoch = epoch or self.core.meta.committed_epoch()
+        source = self.source()
+        total = sum(x.rows for x in self.core.meta.segments_at(self.source_id, epoch))
+        self.core.report_progress(self.job_id, phase="snapshot", total_rows=total, rows=0, waiting_for="")
+
+        def frame() -> Any:
+            from headwater.spark.delivery import snapshot_batch
+
+            return snapshot_batch(self.core, source, epoch, options, self.key())
+
+        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, frame))
+        self.reader.state = LogStoreState.starting_at(epoch).delivered(epoch)
+        self.reader.rewind()
+        self._must_reach = None
+        self.note(delivered)
+
+    def key(self) -> tuple[str, ...]:
+        job = self.job
+        return tuple(job.spec["key"]) if job else ()
+
+    def _limit(self, options: Any) -> int | None:
+        job = self.job
+        settings = job.spec.get("settings", {}) if job else {}
+        limit = settings.get("sink_rate_limit", options.rate_limit)
+        return None if limit is None else int(limit)
+
+    async def _step(self, loop: DeliveryLoop, options: Any) -> None:
+        if self._rewind is not None:
+            await self._do_rewind(loop)
+        if self._replay is not None and not self.core.paused:
+            await self._do_replay(loop, options)
+        loop.pace.limit = self._limit(options)
+        wait = max(loop.pace.owed_s, self._next_at - time.monotonic())
+        batch = None
+        if not self.core.paused and loop.pace.limit != 0 and wait <= 0:
+            batch = self._next_batch(options, loop.pace.limit)
+        if batch is None:
+            self._wake.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with asyncio.timeout(min(IDLE_S, wait) if wait > 0 else IDLE_S):
+                    await self._wake.wait()
+            return
+        if not batch.empty:
+            await self._deliver(loop, batch, options)
+            self._next_at = time.monotonic() + options.interval_s
+        self.reader.delivered(batch)
+        self._must_reach = None
+        self._dirty = True
+        self.failed = False
+        self._state = "live"
+        self.core.report_progress(self.job_id, phase="live", waiting_for="")
+        self.core.progress_of(self.job_id).finish()
+
+    def _next_batch(self, options: Any, limit: int | None) -> LogBatch | None:
+        """Small epochs are delivered together. Under a rate limit a batch is about a second's worth."""
+        if self._must_reach is not None:
+            return self.reader.next_batch(WHOLE, WHOLE, self._must_reach)
+        rows = options.batch_max_rows if limit is None else min(options.batch_max_rows, limit)
+        return self.reader.next_batch(rows, options.batch_max_epochs)
+
+    async def _deliver(self, loop: DeliveryLoop, batch: LogBatch, options: Any) -> None:
+        source = self.source()
+
+        def frame() -> Any:
+            from headwater.spark.delivery import change_batch
+
+            return change_batch(self.core, source, batch.from_epoch, batch.to_epoch, options, self.key())
+
+        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, frame))
+        self.note(delivered)
+
+    def note(self, delivered: Delivered) -> None:
+        progress = self.core.progress_of(self.job_id)
+        self.core.report_progress(self.job_id, rows=progress.rows + delivered.rows)
+        self.core.counters.rows(self.name, delivered.rows)
+        self._letters += [
+            {
+                "sink_id": self.job_id,
+                "at": time.time(),
+                "code": "SINK_ROW_REFUSED",
+                "reason": "the target refused these rows",
+                "path": path,
+                "rows": rows,
+            }
+            for path, rows in delivered.dead_letters
+        ]
+
+    async def save(self) -> None:
+        """Wait until a checkpoint has what is to be stored."""
+        self._dirty = True
+        await self.core.main.checkpoint()
+
+    async def _do_replay(self, loop: DeliveryLoop, options: Any) -> None:
+        assert self._replay is not None
+        done, self._replay = self._replay, None
+        try:
+            done.set_result(await replay_letters(self, loop, options))
+        except BaseException as error:
+            # The caller is told; whoever runs this sink decides what happens next.
+            done.set_exception(error if isinstance(error, HeadwaterError) else TransientError("SINK_FAILED", "stopped"))
+            raise
+
+    async def _do_rewind(self, loop: DeliveryLoop) -> None:
+        assert self._rewind is not None
+        epoch, done = self._rewind
+        self._rewind = None
+        try:
+            source = self.core.registry.by_id[self.source_id]
+            self.core.queries.check_epoch(source, epoch)
+            self.reader.rewind_to(epoch, retained_after=self.core.meta.oldest_epoch())
+            await self.in_thread(lambda: loop.sink.reset(epoch))
+            self._dirty = True
+            done.set_result(None)
+        except ValueError as error:
+            done.set_exception(UsageError("REWIND_RANGE", str(error), hint="SELECT epoch FROM hw_catalog.hw_epochs"))
+        except HeadwaterError as error:
+            done.set_exception(error)

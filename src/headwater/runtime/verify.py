@@ -1,0 +1,147 @@
+"""`headwater verify TABLE`: count and checksum per split, at one position, against the source. Exact under load.
+
+    hold the spool ─► wait until all that it held is visible ─► read the source under one snapshot (Spark tasks)
+    ─► wait for an epoch N with P(N) ≥ the end of the reads ─► add the events that the snapshot had not seen, up to P(N)
+    ─► both sides at P(N): count and checksum of the rows of each split (one Spark job each)
+
+With `repair` the difference of the ranges that are not equal is made the same way and applied by the next barrier
+(`difference.py`). Only ranges that are handed over at N are compared. The sums are made in Spark; no row comes to the
+driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headwater.backfill.cdc.state import SplitState
+from headwater.capture.splits import SplitKind, bound_from_json
+from headwater.errors import UsageError
+from headwater.runtime.copying import SharedSnapshot, entry, exported_snapshot, run_reads
+from headwater.runtime.difference import add_unseen, handed_over, prepare, standing
+from headwater.runtime.splits import CapturedState
+from headwater.storage.checkpoint import NewSegment, Segment, SplitRow
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+    from headwater.runtime.backfill import TableBackfill
+
+Bounds = tuple[tuple[str, ...], ...]
+
+
+@dataclass(slots=True)
+class _Copy:
+    """The source's rows: what the reads staged, and what they had not seen. All files are ours to delete."""
+
+    segments: list[NewSegment] = field(default_factory=list)
+    low: str = ""
+    high: int = 0
+
+
+async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[dict[str, Any]]:
+    """One row per split: split_id, left, right, rows, source_rows, equal, repaired."""
+    job = core.registry.find(name, "table")
+    table = next((s.tables[job.id] for s in core.capture.sources.values() if job.id in s.tables), None)
+    if table is None:
+        raise UsageError("NOT_CAPTURED", f"table {job.name} is not captured from a source")
+    splits = [s.row for s in table.splits.values()]
+    if not splits:
+        raise UsageError("NOTHING_TO_VERIFY", f"nothing of table {job.name} is handed over", hint="wait for its copy")
+    if repair and table.unfinished:
+        raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied", hint="wait until it is live")
+    copy = _Copy()
+    with table.source.holding() as floor:
+        try:
+            await _read_source(core, table, splits, copy)
+            async with standing(table, copy.high, wanted=repair) as (epoch, position):
+                core.queries.reading[id(copy)] = epoch
+                state = CapturedState(table, floor, floor, (), (floor,), (copy.low,), replaces=True)
+                await add_unseen(core, state, position, copy.segments, stage="verify")
+                rows, bounds = await _compare(core, table, copy, epoch)
+                if repair and not all(r["equal"] for r in rows):
+                    await _repair(table, copy, epoch, position, rows, bounds)
+            return rows
+        finally:
+            core.queries.reading.pop(id(copy), None)
+            core.forget_files([s.path for s in copy.segments])
+
+
+async def _repair(
+    table: TableBackfill, copy: _Copy, epoch: int, position: int, rows: list[dict[str, Any]], bounds: Bounds
+) -> None:
+    """Put the source's rows into the ranges that differ; returns when that is committed."""
+    from headwater.spark.verify import in_splits
+
+    wrong = tuple(i for i, row in enumerate(rows) if not row["equal"])
+    plans = {p.name: p for p in table.plans}
+    keys = tuple(plans[k] for k in table.schema.key) if bounds else ()
+    only = in_splits(table.schema.key, keys, bounds, wrong) if bounds else None
+    prepared = await prepare(table, epoch, position, copy.segments, only)
+    prepared.copy = ()  # the files are the caller's to delete
+    await handed_over(table, prepared)
+    for i in wrong:
+        rows[i]["repaired"] = True
+
+
+async def _read_source(core: EngineCore, table: TableBackfill, splits: list[SplitRow], copy: _Copy) -> None:
+    mark = await asyncio.to_thread(table.source.enter_again, table)
+    async for _ in entry(table.source.config, mark["mark"]):
+        pass
+    async with exported_snapshot(table.source.config, table.oid) as snapshot:
+        copy.low = snapshot.low
+        count = min(table.parallelism, core.capture.reads.total)
+        for first in range(0, len(splits), count):
+            await _read_batch(core, table, splits[first : first + count], snapshot, copy)
+
+
+async def _read_batch(
+    core: EngineCore, table: TableBackfill, rows: list[SplitRow], snapshot: SharedSnapshot, copy: _Copy
+) -> None:
+    tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot)
+    for result in await run_reads(core, table.table_id, tasks):
+        copy.high = max(copy.high, result["high"])
+        if result["segment"]:
+            copy.segments.append(NewSegment(**result["segment"]))
+
+
+async def _compare(
+    core: EngineCore, table: TableBackfill, copy: _Copy, epoch: int
+) -> tuple[list[dict[str, Any]], Bounds]:
+    from headwater.spark.query import explained
+    from headwater.spark.verify import checksums
+
+    rows = await asyncio.to_thread(core.meta.split_rows, table.table_id)
+    rows = [r for r in rows if r.generation == table.generation]
+    bounds: Bounds = ()
+    if table.kind is SplitKind.KEY:
+        bounds = tuple(bound_from_json(r.left) or () for r in rows[1:])
+    else:
+        rows = rows[:1]  # physical ranges have no place among keys: the table is compared as a whole
+    ours = await asyncio.to_thread(core.meta.segments_at, table.table_id, epoch)
+
+    def work(segments: Sequence[Segment | NewSegment]) -> dict[int, tuple[int, str, str]]:
+        with explained("VERIFY_FAILED"):
+            plans = {p.name: p for p in table.plans}
+            keys = tuple(plans[k] for k in table.schema.key) if bounds else ()
+            return checksums(core.reader(table.schema).snapshot(segments), table.schema, keys, bounds)
+
+    mine = await core.jobs.run("query", "verify", functools.partial(work, ours))
+    theirs = await core.jobs.run("query", "verify", functools.partial(work, copy.segments))
+    none = (0, "", "")
+    found = [
+        {
+            "split_id": row.split_id,
+            "left": row.left if bounds else None,
+            "right": row.right if bounds else None,
+            "rows": mine.get(i, none)[0],
+            "source_rows": theirs.get(i, none)[0],
+            "equal": mine.get(i, none) == theirs.get(i, none),
+            "repaired": False,
+        }
+        for i, row in enumerate(rows)
+        if row.state == SplitState.HANDED_OVER and (row.handed_over_epoch or 0) <= epoch
+    ]
+    return found, bounds

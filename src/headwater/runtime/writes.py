@@ -1,0 +1,254 @@
+"""INSERT, UPDATE and DELETE. A statement is acknowledged when its rows are staged; the next barrier makes them visible.
+
+    VALUES …            evaluated without a Spark job, kept as an Arrow file; at the barrier all tables' are one job
+    SELECT, UPDATE, …   one Spark job of its own, which writes finished segments
+
+Writes to one table are serialised by a lock, so that the order of `_seq` is the order of commits. UPDATE and DELETE
+read what is committed, after everything acknowledged before them is: nothing is lost in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.ipc
+from sqlglot import exp
+
+from headwater.errors import TransientError, UsageError, disk_full, is_disk_full
+from headwater.model.schema import ROW_ID, Column, Schema
+from headwater.runtime.registry import schema_of
+from headwater.runtime.tables import Batch
+from headwater.sql import statements as s
+from headwater.sql.binding import table_names
+from headwater.storage.checkpoint import NewSegment
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+# Numbers (`_seq`, row ids) that a bulk write takes: 4,096 partitions of 2**27 rows; 2**24 such writes fit into 63 bits.
+BULK_NUMBERS: Final = 1 << 39
+INLINE_ROWS: Final = 100_000  # a longer VALUES list is a bulk write
+
+
+class Writes:
+    """See the head of this module."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.locks: dict[int, asyncio.Lock] = {}
+        self.acknowledged = 0
+        self.row_ids: dict[int, int] = {}
+
+    def lock(self, table_id: int) -> asyncio.Lock:
+        return self.locks.setdefault(table_id, asyncio.Lock())
+
+    async def settle(self) -> None:
+        """Wait until everything acknowledged so far is committed; what is written meanwhile is not waited for."""
+        ticket = self.acknowledged
+        while self.core.dataflow.waits(ticket):
+            await self.core.main.checkpoint()
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    async def insert(self, statement: s.Insert) -> None:
+        job = self._target(statement.table)
+        schema = schema_of(job)
+        columns = self._insert_columns(schema, statement.columns)
+        async with self.lock(job.id):
+            if _is_inline(statement.query):
+                await self._insert_values(job.id, schema, columns, statement.query)
+            else:
+                if table_names(statement.query):
+                    await self.settle()
+                await self._insert_query(job.id, schema, columns, statement.query)
+
+    async def update(self, statement: s.Update) -> None:
+        job = self._target(statement.table)
+        schema = schema_of(job)
+        names = {c.name.lower(): c for c in schema.visible}
+        changes: dict[str, exp.Expression] = {}
+        for name, value in statement.assignments:
+            column = names.get(name.lower())
+            if column is None:
+                raise UsageError("UNKNOWN_COLUMN", f"table {job.name} has no column {name}")
+            changes[column.name] = value
+        async with self.lock(job.id):
+            await self.settle()
+            rows = self._selection(statement.alias, schema, changes, statement.where, job.id)
+            moves = any(k in changes for k in schema.key)
+            await self._bulk(job.id, schema, lambda: self._update_frame(rows, schema, moves), "delta")
+
+    async def delete(self, statement: s.Delete) -> None:
+        job = self._target(statement.table)
+        schema = schema_of(job)
+        async with self.lock(job.id):
+            await self.settle()
+            rows = self._selection(statement.alias, schema, {}, statement.where, job.id)
+            await self._bulk(job.id, schema, lambda: self._delete_frame(rows, schema), "delta")
+
+    # -- pieces -----------------------------------------------------------------------------------------------------
+
+    def _target(self, name: str) -> Any:
+        job = self.core.registry.find(name, "table", "view", "source", "sink")
+        if job.kind != "table":
+            raise UsageError("READ_ONLY", f"{job.name} is a {job.kind} and cannot be written to")
+        if job.spec.get("captured"):
+            raise UsageError(
+                "READ_ONLY", f"table {job.name} is kept in step with its source", hint="write to the source instead"
+            )
+        if job.spec.get("follows"):
+            raise UsageError("READ_ONLY", f"table {job.name} follows another table", hint="write to that one instead")
+        if self.core.main.paused and self.core.registry.all_dependants(job.id):
+            raise UsageError("PAUSED", f"the engine is paused and {job.name} feeds views or sinks", hint="RESUME first")
+        return job
+
+    def _insert_columns(self, schema: Schema, names: tuple[str, ...] | None) -> list[Column]:
+        visible = {c.name.lower(): c for c in schema.visible}
+        if names is None:
+            return list(schema.visible)
+        unknown = [n for n in names if n.lower() not in visible]
+        if unknown:
+            raise UsageError("UNKNOWN_COLUMN", f"the table has no column {unknown[0]}")
+        found = [visible[n.lower()] for n in names]
+        if len({c.name for c in found}) < len(found):
+            raise UsageError("DUPLICATE_COLUMN", "a column is named twice")
+        missing = [c.name for c in schema.visible if not c.nullable and c not in found]
+        if missing:
+            raise UsageError("NOT_NULL", f"column {missing[0]} must have a value")
+        return found
+
+    async def _insert_values(self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression) -> None:
+        def evaluate() -> pa.Table:
+            from headwater.spark.query import rows_of_values
+
+            return rows_of_values(self.core.spark, query, columns, schema)
+
+        await self.stage(table_id, schema, await self.core.jobs.run("query", "insert", evaluate))
+
+    async def stage(self, table_id: int, schema: Schema, rows: pa.Table) -> None:
+        """Acknowledge rows (all of the table's columns and `_op`): the next barrier takes them."""
+        if rows.num_rows == 0:
+            return
+        if schema.keyless:
+            first = self._take_row_ids(table_id, rows.num_rows)
+            ids = pa.array(range(first, first + rows.num_rows), pa.int64())
+            rows = rows.set_column(rows.schema.get_field_index(ROW_ID), ROW_ID, ids)
+        path = f"staging/{uuid.uuid4().hex}.arrow"
+        try:
+            await asyncio.to_thread(self._write_ipc, path, rows)
+        except OSError as error:
+            self.core.forget_files([path])
+            if is_disk_full(error):
+                raise disk_full() from error
+            raise TransientError("WRITE_FAILED", "the rows could not be staged", detail=type(error).__name__) from error
+        kind = "base" if schema.keyless else "delta"
+        seq_base = self.core.sequence.take(rows.num_rows)
+        self._acknowledge(table_id, ipc_path=path, rows=rows.num_rows, kind=kind, seq_base=seq_base)
+
+    def _write_ipc(self, path: str, rows: pa.Table) -> None:
+        fs, target = self.core.data_dir.path(path)
+        fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
+        with fs.open_output_stream(target) as out, pa.ipc.new_file(out, rows.schema) as writer:
+            writer.write_table(rows)
+
+    def _take_row_ids(self, table_id: int, count: int) -> int:
+        if table_id not in self.row_ids:
+            self.row_ids[table_id] = int(self.core.meta.state(table_id, "row_id") or 0)
+        first = self.row_ids[table_id] + 1
+        self.row_ids[table_id] += count
+        return first
+
+    async def _insert_query(self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression) -> None:
+        kind = "base" if schema.keyless else "delta"
+
+        def frame() -> Any:
+            from headwater.spark.query import insert_frame
+
+            source = self.core.queries.frame(query, self.core.meta.committed_epoch())
+            row_id = self._take_row_ids(table_id, BULK_NUMBERS) if schema.keyless else 0
+            return insert_frame(source, columns, schema, row_id)
+
+        await self._bulk(table_id, schema, frame, kind)
+
+    async def _bulk(self, table_id: int, schema: Schema, frame: Any, kind: str) -> None:
+        """Run one Spark job that writes segments, and acknowledge them."""
+        seq_base = self.core.sequence.take(BULK_NUMBERS)
+
+        def write() -> Any:
+            from headwater.spark.query import explained
+            from headwater.spark.segment import write_frame
+
+            with explained():
+                return write_frame(
+                    frame(),
+                    self.core.data_dir,
+                    table_id,
+                    schema,
+                    kind=kind,
+                    vnode_count=self.core.vnode_count,
+                    seq_base=seq_base,
+                    by_vnode_only=True,
+                )
+
+        segments = await self.core.jobs.run("query", "write", write)
+        if segments:
+            self._acknowledge(table_id, segments=tuple(segments))
+
+    def hand_over(self, table_id: int, segments: Sequence[NewSegment], states: Mapping[tuple[int, str], Any]) -> None:
+        """Segments that are ready, with states that are committed together with them."""
+        self._acknowledge(table_id, segments=tuple(segments), states=dict(states))
+
+    def _acknowledge(self, table_id: int, **batch: Any) -> None:
+        state = self.core.dataflow.tables.get(table_id)
+        if state is None:
+            raise UsageError("UNKNOWN_TABLE", "the table was dropped while it was written to")
+        self.acknowledged += 1
+        state.pending.append(Batch(self.acknowledged, **batch))
+
+    def _selection(
+        self,
+        alias: str,
+        schema: Schema,
+        changes: dict[str, exp.Expression],
+        where: exp.Expression | None,
+        table_id: int,
+    ) -> tuple[exp.Expression, str, int]:
+        """`SELECT old key AS _old_…, new values FROM table WHERE …` over all columns, hidden ones included."""
+        outputs: list[Any] = []
+        for column in schema.columns:
+            value = changes.get(column.name) or exp.column(column.name, quoted=True)
+            outputs.append(exp.alias_(exp.cast(value.copy(), column.type, dialect="spark"), column.name, quoted=True))
+        for name in schema.key:
+            outputs.append(exp.alias_(exp.column(name, quoted=True), f"_old_{name}", quoted=True))
+        named = exp.TableAlias(this=exp.to_identifier(alias, quoted=True))
+        query = exp.select(*outputs).from_(exp.Table(this=exp.to_identifier("hw_target"), alias=named))
+        if where is not None:
+            query = query.where(where.copy())
+        return query, alias, table_id
+
+    def _selected(self, rows: tuple[exp.Expression, str, int], schema: Schema) -> Any:
+        query, _, table_id = rows
+        return self.core.queries.frame(query, self.core.meta.committed_epoch(), target=(table_id, schema))
+
+    def _update_frame(self, rows: tuple[exp.Expression, str, int], schema: Schema, moves: bool) -> Any:
+        from headwater.spark.query import checked_columns, tombstones
+
+        selected = self._selected(rows, schema)
+        new = checked_columns(selected, schema, upserts=True)
+        return tombstones(selected, schema).unionByName(new) if moves else new
+
+    def _delete_frame(self, rows: tuple[exp.Expression, str, int], schema: Schema) -> Any:
+        from headwater.spark.query import tombstones
+
+        return tombstones(self._selected(rows, schema), schema)
+
+
+def _is_inline(query: exp.Expression) -> bool:
+    """A VALUES list of constants, or a SELECT without FROM."""
+    if isinstance(query, exp.Values):
+        return len(query.expressions) <= INLINE_ROWS and not query.find(exp.Select)
+    return isinstance(query, exp.Select) and not query.args.get("from_") and not query.find(exp.Subquery, exp.Explode)

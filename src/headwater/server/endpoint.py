@@ -1,0 +1,97 @@
+"""`endpoint.json` in the data directory: how a command on the same machine finds the running engine, and proves itself.
+
+    {"url": "http://127.0.0.1:8734", "token": "…", "pid": 4711, "generation": 3}
+
+Only the owner may read it (0600): the token is the right to do everything. It is written anew by each engine and
+renamed into place, so that a reader sees a whole file or none. A file left by a killed engine is harmless: a reader
+asks `/healthz`, and the next engine replaces it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from headwater.errors import UsageError
+
+FILE_NAME: Final = "endpoint.json"
+# 256 bits: not to be guessed, and short enough for a line in a terminal.
+TOKEN_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an engine listens. The token is left out of `repr`, so that it cannot get into a log by accident."""
+
+    url: str
+    token: str = field(repr=False)
+    pid: int
+    generation: int
+
+    @property
+    def page(self) -> str:
+        """The page's address for a person to open."""
+        return f"{self.url}/?token={self.token}"
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def write_endpoint(data_dir: Path, endpoint: Endpoint) -> Path:
+    """Puts the file in place, readable by its owner only from its first moment."""
+    target = data_dir / FILE_NAME
+    descriptor, temporary = tempfile.mkstemp(dir=data_dir, prefix=f".{FILE_NAME}.")  # made with mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(endpoint), file)
+            file.write("\n")
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def read_endpoint(data_dir: Path) -> Endpoint | None:
+    """What the file says; None when there is none or it makes no sense. Says nothing on whether the engine lives."""
+    try:
+        found = json.loads((data_dir / FILE_NAME).read_text())
+        return Endpoint(
+            url=str(found["url"]),
+            token=str(found["token"]),
+            pid=int(found["pid"]),
+            generation=int(found["generation"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_endpoint(data_dir: Path, generation: int) -> None:
+    """Takes the file away at the end of an engine, unless a newer engine has written its own meanwhile."""
+    found = read_endpoint(data_dir)
+    if found is not None and found.generation == generation:
+        (data_dir / FILE_NAME).unlink(missing_ok=True)
+
+
+def lock_directory(data_dir: Path) -> int:
+    """The right to run on this data directory, as an open file; it ends with the process, however that ends."""
+    descriptor = os.open(data_dir / "engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        endpoint = read_endpoint(data_dir)
+        raise UsageError(
+            "ENGINE_RUNNING",
+            "another engine runs on this data directory",
+            detail=f"process {endpoint.pid}" if endpoint else "",
+            hint="send it commands (headwater sql, status, …), stop it, or use another --data-dir",
+        ) from None
+    return descriptor

@@ -1,0 +1,274 @@
+"""What the sinks into table formats over files (Delta, Iceberg) share: staging, copy on write, and the commit's loop.
+
+    <table>/headwater-<sink>-<epoch>-<attempt>/op=1/part-….parquet   rows of the batch: data files as they are
+                                               op=2/part-….parquet   keys of deleted rows, only read while writing
+                                               kept/part-….parquet   rewritten files: what the batch left of old ones
+
+`write` is Spark's alone (`spark/lake.py`): it stages the batch by Spark's native writer, finds the data files that hold
+a key of the batch (by the files' statistics, then by a join on the key columns), and rewrites only those without these
+keys. `commit` is metadata alone: one commit of the format adds the new files, removes the rewritten ones and moves the
+progress. Small files are folded together by the same rewriting when there are many of them.
+
+What was rewritten is right only for the files that were looked at. So the token remembers the set of the table's files,
+and a commit that finds another set (somebody else has written) is given up and written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from pyarrow import fs
+
+from headwater.errors import DefiniteError, HeadwaterError, TransientError
+from headwater.model.schema import Column
+from headwater.model.types import arrow_type
+from headwater.sink.base import BaseSink
+from headwater.sink.options import SinkOptions
+from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
+
+RACES: Final = 20  # other writers may commit between our read and our commit this often
+SMALL_FILE_BYTES: Final = 8 << 20  # such files are folded together …
+SMALL_FILES: Final = 48  # … when there are more of them than this: reading each costs more than rewriting it once
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A data file of the table: where it is for Spark, how large, and what the format needs to remove it."""
+
+    url: str
+    bytes: int
+    handle: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least and greatest value of a key column in a batch, for pruning by statistics."""
+
+    low: Any
+    high: Any
+    has_null: bool
+
+
+class LakeSink(BaseSink):
+    """A connector gives the six methods below; everything else is here."""
+
+    def __init__(
+        self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
+    ) -> None:
+        super().__init__(name, options, columns, key, generation)
+        self._digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+
+    # -- what a connector gives -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def load(self) -> Any:
+        """The table as it is now; TransientError [SINK_TARGET_MISSING] where there is none."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Make an empty table of the sink's columns."""
+
+    @abstractmethod
+    def check(self, table: Any) -> list[str]:
+        """Raise if the table cannot be a target of this sink; gives its columns."""
+
+    @abstractmethod
+    def progress(self, table: Any) -> Progress | None:
+        """What the table says about this sink."""
+
+    @abstractmethod
+    def files(self, table: Any, bounds: Mapping[str, Bounds]) -> list[LiveFile]:
+        """The data files of the table that may hold a key within the bounds (no bounds: all of them)."""
+
+    @abstractmethod
+    def try_commit(self, table: Any, epoch: int | None, added: Sequence[str], removed: Sequence[LiveFile]) -> bool:
+        """One commit: files, owner and, unless None, the epoch (−1: back to nothing); False if another was first."""
+
+    @abstractmethod
+    def location(self, table: Any) -> str:
+        """The directory of the table, for Spark and for pyarrow."""
+
+    widened: frozenset[str] = frozenset()  # columns that the format has only as INT
+
+    # -- the contract -----------------------------------------------------------------------------------------------
+
+    def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        try:
+            table = self.load()
+        except TransientError as error:
+            if error.code != "SINK_TARGET_MISSING" or not self.options["create_table_if_not_exists"]:
+                raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
+            self.create()
+            return
+        found = set(self.check(table))
+        if missing := [c for c in self.column_names if c not in found]:
+            raise self.target_changed(f"has no column {', '.join(missing)}")
+
+    def claim(self) -> None:
+        for _ in range(RACES):
+            table = self._owned()
+            stored = self.progress(table)
+            if stored is not None and stored.generation == self.generation:
+                return
+            if self.try_commit(table, None, [], []):
+                return
+        raise self._busy()
+
+    def prepare(self, from_epoch: int, to_epoch: int) -> Token:
+        table = self._owned()
+        self._remove_stale(table)
+        token = self.token(from_epoch, to_epoch)
+        directory = f"{self.location(table)}/headwater-{self._digest}-{to_epoch}-{token.attempt}"
+        return token.written(rows=0, directory=directory)
+
+    def write(self, token: Token, df: Any) -> Token:
+        from headwater.spark import lake
+
+        table = self.load()
+        self.check(table)
+        everything = self.files(table, {})
+        directory = token.payload["directory"]
+        merge = self.upsert and bool(everything)
+        staged = lake.stage(
+            df, directory, columns=self.column_names, widen=self.widened, prune=self._prunable(), by_op=merge
+        )
+        removed: list[LiveFile] = []
+        if merge and staged.rows:
+            removed = self._rewrite(table, everything, staged, directory, df.sparkSession)
+        added, size = self._data_files(directory)
+        return token.written(
+            rows=staged.rows,
+            bytes=size,
+            added=added,
+            removed=[f.url for f in removed],
+            seen=_fingerprint(everything) if self.upsert else "",
+        )
+
+    def commit(self, token: Token) -> None:
+        for _ in range(RACES):
+            table = self.load()
+            if judge_progress(self.progress(table), token) is Verdict.ALREADY:
+                break
+            if self.try_commit(table, token.to_epoch, token.payload["added"], self._still_there(table, token)):
+                break
+        else:
+            raise self._busy()
+        self._remove(f"{token.payload['directory']}/op=2")
+
+    def last_committed(self) -> int | None:
+        stored = self.progress(self.load())
+        return stored.epoch if stored is not None else None
+
+    def reset(self, to_epoch: int | None) -> None:
+        for _ in range(RACES):
+            if self.try_commit(self._owned(), -1 if to_epoch is None else to_epoch, [], []):
+                return
+        raise self._busy()
+
+    def abort(self, token: Token) -> None:
+        self._remove(token.payload["directory"])
+
+    # -- pieces -----------------------------------------------------------------------------------------------------
+
+    def _rewrite(
+        self, table: Any, everything: list[LiveFile], staged: Any, directory: str, spark: Any
+    ) -> list[LiveFile]:
+        """Write the files that a key of the batch is in without these keys; gives the files that this replaces."""
+        from headwater.spark import lake
+
+        columns = [(c.name, "INT" if c.name in self.widened else c.type) for c in self.columns]
+        known = {c.name for c in self.columns} >= set(self.check(table))
+        old = lake.OldFiles(spark, columns if known else None, self.key, directory)
+        candidates = self.files(table, staged.bounds)
+        touched = set(old.touched([f.url for f in candidates]))
+        small = [f for f in everything if f.bytes < SMALL_FILE_BYTES]
+        chosen = [f for f in everything if plain(f.url) in touched or (len(small) > SMALL_FILES and f in small)]
+        if chosen:
+            old.rewrite([f.url for f in chosen])
+        return chosen
+
+    def _still_there(self, table: Any, token: Token) -> list[LiveFile]:
+        """The files to remove, if the table has exactly the files that it had while the batch was written."""
+        if not self.upsert:
+            return []
+        everything = self.files(table, {})
+        if _fingerprint(everything) != token.payload["seen"]:
+            message = f"the table of sink {self.name} was written to by someone else"
+            raise TransientError("SINK_TARGET_BUSY", message)
+        removed = set(token.payload["removed"])
+        return [f for f in everything if f.url in removed]
+
+    def _prunable(self) -> tuple[str, ...]:
+        """Key columns whose order is the same in Spark, in Arrow and in the files' statistics."""
+        kinds = {c.name: arrow_type(c.type) for c in self.columns}
+        fine = (pa.types.is_integer, pa.types.is_string, pa.types.is_date)
+        return tuple(k for k in self.key if any(test(kinds[k]) for test in fine))
+
+    def _owned(self) -> Any:
+        table = self.load()
+        stored = self.progress(table)
+        if stored is not None and stored.generation > self.generation:
+            raise fenced(self.name)
+        return table
+
+    def _data_files(self, directory: str) -> tuple[list[str], int]:
+        """New data files that hold rows, with their bytes."""
+        import pyarrow.parquet as pq
+
+        filesystem, root = filesystem_of(directory)
+        added, size = [], 0
+        for part in ("op=1", "kept"):
+            selector = fs.FileSelector(f"{root}/{part}", recursive=True, allow_not_found=True)
+            for info in filesystem.get_file_info(selector):
+                if not info.path.endswith(".parquet"):
+                    continue
+                with filesystem.open_input_file(info.path) as file:
+                    rows = pq.read_metadata(file).num_rows
+                if rows:
+                    added.append(f"{directory}/{info.path[len(root) + 1 :]}")
+                    size += info.size
+        return added, size
+
+    def _remove_stale(self, table: Any) -> None:
+        """Directories of attempts that were never committed: their epoch is after all that the table holds of ours."""
+        filesystem, root = filesystem_of(self.location(table))
+        used = {f.url.rsplit("/", 2)[0].rsplit("/", 1)[-1] for f in self.files(table, {})}
+        done = self.progress(table)
+        for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+            if not info.base_name.startswith(f"headwater-{self._digest}-") or info.base_name in used:
+                continue
+            # Files of an earlier, committed epoch may have been replaced since; older snapshots still need them.
+            if done is None or done.epoch is None or int(info.base_name.split("-")[2]) > done.epoch:
+                self._remove(f"{self.location(table)}/{info.base_name}")
+
+    def _remove(self, directory: str) -> None:
+        filesystem, root = filesystem_of(directory)
+        with contextlib.suppress(OSError):
+            filesystem.delete_dir(root)
+
+    def _busy(self) -> HeadwaterError:
+        return TransientError("SINK_BUSY", f"too many writers at the target of sink {self.name}")
+
+
+def filesystem_of(path: str) -> tuple[Any, str]:
+    found: tuple[Any, str] = fs.FileSystem.from_uri(path)
+    return found
+
+
+def plain(url: str) -> str:
+    """A file's name without scheme and escapes: Spark and the formats spell the same file differently."""
+    if "://" not in url and not url.startswith("file:"):
+        return url
+    parts = urlparse(url)
+    return f"{parts.netloc}{unquote(parts.path)}"
+
+
+def _fingerprint(files: Iterable[LiveFile]) -> str:
+    return hashlib.sha256("\n".join(sorted(f.url for f in files)).encode()).hexdigest()

@@ -1,0 +1,192 @@
+"""The task that reads one split of a Postgres table into a staged segment: COPY → Arrow → Parquet in the worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.backfill.cdc.state import ReadPaused
+from headwater.capture.splits import Split
+from headwater.connectors.postgres.catalogue import TableInfo
+from headwater.connectors.postgres.client import PostgresConfig
+from headwater.connectors.postgres.types import ColumnPlan
+from headwater.errors import TransientError
+from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, Schema
+from headwater.spark.multiset import copied_numbers
+from headwater.storage.files import DataDir
+from headwater.storage.segments import write_segment
+
+if TYPE_CHECKING:
+    from headwater.connectors.postgres.planner import ReadMark
+
+LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has changed
+# A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
+PATIENCE_S: Final = 5.0
+LIMITED_BLOCK: Final = 1 << 16  # a limited read takes small blocks, so that it can stop between them
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSplit:
+    """Reads `split` in one statement. Holds a reference to the password, never the password.
+
+    `snapshot` is one that the engine exported, so that several reads see the same; `low` is what it sees, `storage` the
+    files that the table had before it (`planner.storage`).
+    """
+
+    data_dir: DataDir
+    table_id: int
+    schema: Schema
+    config: PostgresConfig
+    table: TableInfo
+    plans: tuple[ColumnPlan, ...]
+    split: Split
+    vnode_count: int
+    control: str
+    readers: int
+    snapshot: str = ""
+    low: str = ""
+    generation: int = 0
+    storage: str = ""
+    page_rows: int = 0
+    """Not 0: read at most about so many rows of the split, in key order, and say where they end (`right`)."""
+
+    @property
+    def subject(self) -> int:
+        return self.table_id
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from self._result()
+        except TransientError as error:
+            # As a result: an exception would come back as one of Spark's, and look definite.
+            yield {"subject": self.table_id, "transient": True, "error": error.as_dict()}
+
+    def _result(self) -> Iterator[dict[str, Any]]:
+        from headwater.connectors.postgres.client import connect
+        from headwater.connectors.postgres.planner import check_storage, next_page, storage
+
+        split = self.split
+        with connect(self.config, application="headwater backfill") as conn:
+            before = self.storage or storage(conn, self.table.oid)
+            with self._marked(conn) as mark:
+                if self.page_rows:
+                    split = dataclasses.replace(split, right=next_page(conn, self.table, split.left, self.page_rows))
+                rows = self._read(conn, split)
+                check_storage(conn, self.table, before)
+        segment = self._write(rows)
+        yield {
+            "subject": self.table_id,
+            "split_id": self.split.split_id,
+            "low": mark.low,
+            "high": mark.high,
+            "rows": rows.num_rows,
+            "right": split.right_json,
+            "segment": segment,
+        }
+
+    @contextmanager
+    def _marked(self, conn: Any) -> Iterator[ReadMark]:
+        from headwater.connectors.postgres.client import translated
+        from headwater.connectors.postgres.planner import ReadMark, current_lsn, marked_read
+
+        if not self.snapshot:
+            with marked_read(conn, self.table) as mark:
+                yield mark
+            return
+        mark = ReadMark(self.low)
+        with translated("reading a split"):
+            conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            self._take_snapshot(conn)
+            yield mark
+            conn.execute("COMMIT")
+            mark.high = current_lsn(conn)
+
+    def _take_snapshot(self, conn: Any) -> None:
+        from psycopg import errors as pg_errors
+
+        try:
+            conn.execute(f"SET TRANSACTION SNAPSHOT '{self.snapshot}'")
+        except (pg_errors.InvalidParameterValue, pg_errors.UndefinedObject, pg_errors.ObjectNotInPrerequisiteState):
+            # It ends with the connection that exported it: that one was cut, or the server restarted.
+            raise TransientError(
+                "SOURCE_SNAPSHOT_LOST", "the shared snapshot of the reads is gone", hint="the table is read again"
+            ) from None
+
+    def _read(self, conn: Any, split: Split) -> pa.Table:
+        from headwater.connectors.postgres.copytext import CopyReader, decode_copy
+        from headwater.connectors.postgres.planner import copy_statement
+
+        pace = Pace(self.data_dir, self.control, self.readers)
+        pace.wait(0)
+        absent = [p.name for p in self.plans if p.absent]
+        statement = copy_statement(self.table, [p.name for p in self.plans], split, absent).as_string(conn)
+        block_bytes = LIMITED_BLOCK if pace.limited else 4 << 20
+        batches = []
+        for block in CopyReader(conn, statement, block_bytes=block_bytes):
+            batch = decode_copy(block, self.plans, row_id=self.schema.multiset)
+            batches.append(batch)
+            pace.wait(batch.num_rows)
+        if not batches:
+            return pa.schema([pa.field(p.name, p.arrow_type) for p in self.plans]).empty_table()
+        rows = pa.Table.from_batches(batches)
+        if self.schema.multiset:
+            rows = rows.append_column(ROW_NO, copied_numbers(self.generation, self.split.split_id, rows.num_rows))
+        return rows
+
+    def _write(self, rows: pa.Table) -> dict[str, Any] | None:
+        if rows.num_rows == 0:
+            return None
+        rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
+        rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
+        segment = write_segment(
+            self.data_dir, self.table_id, self.schema, rows, kind="base", vnode_count=self.vnode_count
+        )
+        return segment.as_dict()
+
+
+class Pace:
+    """The rate limit of a table's copy, read from a small file that the engine rewrites when it changes."""
+
+    def __init__(self, data_dir: DataDir, control: str, readers: int) -> None:
+        self.data_dir, self.control, self.readers = data_dir, control, max(1, readers)
+        self._looked = 0.0
+        self._limit: int | None = None
+        self._free_at = time.monotonic()
+        self._look()
+
+    @property
+    def limited(self) -> bool:
+        return self._limit is not None
+
+    def wait(self, rows: int) -> None:
+        """Pay for rows that were read; 0 waits until something may be read at all."""
+        self._look()
+        if self._limit:
+            self._free_at = max(self._free_at, time.monotonic()) + rows * self.readers / self._limit
+        stopped_at = time.monotonic()
+        while self._limit == 0 or (self._limit is not None and time.monotonic() < self._free_at):
+            if self._limit == 0 and time.monotonic() - stopped_at > PATIENCE_S:
+                raise ReadPaused(ReadPaused.CODE, "the rate limit is 0")
+            left = self._free_at - time.monotonic()
+            time.sleep(LOOK_S if self._limit == 0 else max(0.0, min(LOOK_S, left)))
+            self._look()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        fs, path = self.data_dir.path(self.control)
+        try:
+            with fs.open_input_stream(path) as source:
+                self._limit = json.loads(source.read())["rate"]
+        except (OSError, ValueError):
+            return  # being rewritten, or gone: what held so far holds

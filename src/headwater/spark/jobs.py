@@ -1,0 +1,77 @@
+"""Running Spark work from the event loop: in threads, in a scheduler pool, counted by the jobs that Spark ran."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+# Threads per pool bound how much of it runs at once: a big copy must not starve the live stream. Sinks have more,
+# because theirs mostly wait for a target, and one that does not answer must not hold the others up.
+POOLS: Final[dict[str, int]] = {"capture": 2, "view": 4, "sink": 24, "backfill": 4, "compaction": 1, "query": 8}
+
+
+class JobRunner:
+    """Runs functions that use the session; `count(stage, jobs)` is told how many Spark jobs each one was."""
+
+    def __init__(self, spark: SparkSession, count: Callable[[str, int], None]) -> None:
+        self.spark = spark
+        self._count = count
+        self._ids = itertools.count(1)
+        self._threads = {name: ThreadPoolExecutor(size, thread_name_prefix=name) for name, size in POOLS.items()}
+        self._running: set[str] = set()
+
+    async def run(self, pool: str, stage: str, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads[pool], self.run_blocking, pool, stage, work)
+
+    def run_blocking(self, pool: str, stage: str, work: Callable[[], T]) -> T:
+        group = f"headwater-{stage}-{next(self._ids)}"
+        context = self._context()
+        if context is not None:
+            context.setJobGroup(group, stage, interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", pool)
+        self._running.add(group)
+        try:
+            return work()
+        finally:
+            self._running.discard(group)
+            self._count(stage, self._jobs_of(group))
+
+    def _context(self) -> Any:
+        """The SparkContext, where the session has one (Spark Connect has not)."""
+        return getattr(self.spark, "_sc", None)
+
+    def _jobs_of(self, group: str) -> int:
+        context = self._context()
+        if context is None:
+            return 1
+        try:
+            return len(context.statusTracker().getJobIdsForGroup(group))
+        except Exception:  # Spark itself is gone: whoever runs work next is told
+            return 0
+
+    def cancel(self, prefix: str) -> None:
+        """Cancel what runs for a stage."""
+        context = self._context()
+        for group in list(self._running):
+            if context is not None and group.startswith(f"headwater-{prefix}"):
+                context.cancelJobGroup(group)
+
+    def alive(self) -> bool:
+        """Whether the driver's JVM still answers."""
+        context = self._context()
+        if context is None:
+            return True
+        process = getattr(context._gateway, "proc", None)
+        return process is None or process.poll() is None
+
+    def close(self) -> None:
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,184 @@
+"""User queries: Spark SQL over bound tables, results in the spelling of the interfaces, Spark's errors as ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from sqlglot import exp
+
+from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError, disk_full
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, Column, Schema
+from headwater.model.types import arrow_type
+from headwater.spark.segment import dense_number
+
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*(.*)")
+
+_NULL: Final = re.compile(r"column \S+ must have a value")
+
+
+@contextmanager
+def explained(code: str = "QUERY_FAILED") -> Iterator[None]:
+    """Turn Spark's exceptions into ours; never a row's value in the message."""
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        raise translate(error, code) from error
+
+
+def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterError:
+    text = str(error)
+    match = _CONDITION.search(text)
+    condition = match[1] if match else type(error).__name__
+    if "No space left on device" in text or "No space left on device" in str(error.__cause__):
+        return disk_full()
+    if isinstance(error, ParseException):
+        return UsageError("SQL_SYNTAX", "the query cannot be read", detail=condition)
+    if isinstance(error, AnalysisException):
+        return UsageError("SQL_INVALID", _sentence(match), detail=condition, hint="check names and types")
+    if "An exception was thrown from the Python worker" in text or condition.startswith(("PYTHON_EXC", "UDF_ERROR")):
+        last = [
+            line for line in text.splitlines() if re.match(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b", line.strip())
+        ]
+        kind = last[-1].strip().split(":")[0] if last else condition
+        return DefiniteError(code, f"a Python function raised {kind}", detail=condition)
+    if condition == "USER_RAISED_EXCEPTION" and (null := _NULL.search(text)):
+        return UsageError("NOT_NULL", null[0])
+    if isinstance(error, PySparkException) and match and "INTERNAL" not in condition:
+        return DefiniteError(code, _RUNTIME.get(condition, "the query failed while it ran"), detail=condition)
+    if "FileNotFoundException" in text or "does not exist" in text:
+        return TransientError("SEGMENT_GONE", "a file that the query needs is gone", hint="run it again")
+    return TransientError("SPARK_FAILED", f"Spark failed: {condition}", hint="see the engine's log")
+
+
+_RUNTIME: Final[dict[str, str]] = {
+    "DIVIDE_BY_ZERO": "division by zero",
+    "CAST_INVALID_INPUT": "a value cannot be cast to the wanted type",
+    "CAST_OVERFLOW": "a value is too large for the wanted type",
+    "ARITHMETIC_OVERFLOW": "a number is too large for its type",
+    "NUMERIC_VALUE_OUT_OF_RANGE": "a number is out of range",
+    "NOT_NULL_ASSERT_VIOLATION": "a NULL in a column that must have a value",
+    "USER_RAISED_EXCEPTION": "the query raised an error",
+}
+
+
+def _sentence(match: re.Match[str] | None) -> str:
+    if match is None:
+        return "the query is not valid"
+    first = match[2].split(". ")[0].split("\n")[0].split(" SQLSTATE")[0]
+    return (first[:1].lower() + first[1:]).rstrip(".")[:300] or "the query is not valid"
+
+
+def run_sql(spark: SparkSession, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
+    """The DataFrame of a query over the given tables; their temporary names are gone when it returns."""
+    try:
+        for name, frame in tables.items():
+            frame.createOrReplaceTempView(name)
+        with explained():
+            return spark.sql(sql)
+    finally:
+        for name in tables:
+            spark.catalog.dropTempView(name)
+
+
+def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence[Column], schema: Schema) -> pa.Table:
+    """Evaluate constants without a Spark job: rows with all of the table's columns and `_op`."""
+    width = _width(query)
+    if width is not None and width != len(columns):
+        raise UsageError("COLUMN_COUNT", f"{width} values for {len(columns)} columns")
+    text = query.sql(dialect="spark")
+    source = f"({text})" if not isinstance(query, exp.Values) else text
+    outputs = []
+    with explained():
+        frame = spark.sql(f"SELECT * FROM {source}")
+        if len(frame.columns) != len(columns):
+            raise UsageError("COLUMN_COUNT", f"{len(frame.columns)} values for {len(columns)} columns")
+        for name, column in zip(frame.columns, columns, strict=True):
+            value = F.col(f"`{name}`").cast(column.type)
+            if column.type.upper() in ("TIMESTAMP", "TIMESTAMP_LTZ"):
+                value = F.unix_micros(value)  # a collected TIMESTAMP would pass through the local time zone
+            outputs.append(value.alias(column.name))
+        chosen = frame.select(*outputs)
+        if any("TIMESTAMP" in c.type.upper() and "<" in c.type for c in columns):
+            # Instants inside arrays and structs keep their zone only through Arrow, at the price of a job.
+            rows = chosen.toArrow()
+            return _as_table(list(zip(*[c.to_pylist() for c in rows.columns], strict=True)), columns, schema)
+        collected = chosen.collect()
+    return _as_table(collected, columns, schema)
+
+
+def _width(query: exp.Expression) -> int | None:
+    if isinstance(query, exp.Values) and query.expressions:
+        first = query.expressions[0]
+        widths = {len(e.expressions) if isinstance(e, exp.Tuple) else 1 for e in query.expressions}
+        if len(widths) > 1:
+            raise UsageError("COLUMN_COUNT", "the rows of VALUES differ in length")
+        return len(first.expressions) if isinstance(first, exp.Tuple) else 1
+    return None
+
+
+def _as_table(rows: list[Any], columns: Sequence[Column], schema: Schema) -> pa.Table:
+    given = {c.name: i for i, c in enumerate(columns)}
+    arrays, fields = [], []
+    for column in schema.columns:
+        kind = arrow_type(column.type)
+        values = [r[given[column.name]] for r in rows] if column.name in given else [None] * len(rows)
+        if column.name != ROW_ID and not column.nullable and any(v is None for v in values):
+            raise UsageError("NOT_NULL", f"column {column.name} must have a value")
+        arrays.append(pa.array([_plain(v) for v in values], kind))
+        fields.append(pa.field(column.name, kind))
+    arrays.append(pa.array([OP_UPSERT] * len(rows), pa.int8()))
+    fields.append(pa.field(OP, pa.int8()))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytearray):
+        return bytes(value)
+    return value.asDict() if hasattr(value, "asDict") else value
+
+
+def insert_frame(source: DataFrame, columns: Sequence[Column], schema: Schema, row_id: int) -> DataFrame:
+    """A query's result as rows of a table: cast, missing columns NULL, row ids given."""
+    if len(source.columns) != len(columns):
+        raise UsageError("COLUMN_COUNT", f"{len(source.columns)} columns for {len(columns)}")
+    named = source.toDF(*[f"_c{i}" for i in range(len(columns))])
+    at = {c.name: f"_c{i}" for i, c in enumerate(columns)}
+    outputs = []
+    for column in schema.columns:
+        if column.name == ROW_ID:
+            outputs.append((F.lit(row_id) + dense_number()).alias(ROW_ID))
+        elif column.name in at:
+            outputs.append(F.col(at[column.name]).cast(column.type).alias(column.name))
+        else:
+            outputs.append(F.lit(None).cast(column.type).alias(column.name))
+    return checked_columns(named.select(*outputs), schema)
+
+
+def checked_columns(frame: DataFrame, schema: Schema, *, upserts: bool = False) -> DataFrame:
+    """The table's columns (and `_op`); a NULL where a value must be fails the query."""
+    outputs = []
+    for column in schema.columns:
+        value = F.col(f"`{column.name}`")
+        if not column.nullable:
+            message = F.lit(f"column {column.name} must have a value")
+            value = F.coalesce(value, F.raise_error(message).cast(column.type))
+        outputs.append(value.alias(column.name))
+    return frame.select(*outputs, F.lit(OP_UPSERT).alias(OP)) if upserts else frame.select(*outputs)
+
+
+def tombstones(selected: DataFrame, schema: Schema) -> DataFrame:
+    """A delete of each selected row, by its key as it was (`_old_…`)."""
+    columns = [
+        F.col(f"`_old_{c.name}`").alias(c.name) if c.name in schema.key else F.lit(None).cast(c.type).alias(c.name)
+        for c in schema.columns
+    ]
+    return selected.select(*columns, F.lit(OP_DELETE).alias(OP))

@@ -1,0 +1,62 @@
+"""What a resync hands over: the changes that turn a table's rows into those of its new copy, as segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, ROW_NO, Schema
+from headwater.spark.segment import write_frame
+from headwater.storage.checkpoint import NewSegment, Segment
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+_RANK: Final = "_rank"
+SEQ_BLOCK: Final = 1 << 40  # `_seq` numbers for one difference: `dense_number` leaves 2**27 to each partition
+
+
+def difference(
+    core: EngineCore,
+    table_id: int,
+    schema: Schema,
+    present: Sequence[Segment | NewSegment],
+    copy: Sequence[NewSegment],
+    only: Callable[[DataFrame], DataFrame] | None = None,
+) -> list[NewSegment]:
+    """Upserts of rows that are new or other in the copy, deletes of those that it does not have.
+
+    `only` keeps the rows that the difference is about; all by default.
+    """
+    reader = core.reader(schema)
+    old, new = reader.snapshot(present), reader.snapshot(copy)
+    if only is not None:
+        old, new = only(old), only(new)
+    key = list(schema.key)
+    names = [f"`{n}`" for n in schema.names]
+    if schema.multiset:
+        # Numbers mean nothing: the n-th of several equal rows is the n-th of the other side, whatever its number.
+        old, new = _ranked(old), _ranked(new)
+        gone = old.join(new.select(ROW_ID, _RANK), [ROW_ID, _RANK], "left_anti")
+        changed = new.join(old.select(ROW_ID, _RANK), [ROW_ID, _RANK], "left_anti")
+    else:
+        gone = old.join(new.select(*[f"`{k}`" for k in key]), key, "left_anti")
+        changed = new.exceptAll(old)
+    upserts = changed.select(*names).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
+    deletes = gone.select(*names).withColumn(OP, F.lit(OP_DELETE).cast("tinyint"))
+    return write_frame(
+        upserts.unionByName(deletes),
+        core.data_dir,
+        table_id,
+        schema,
+        kind="delta",
+        vnode_count=core.vnode_count,
+        seq_base=core.sequence.take(SEQ_BLOCK),
+    )
+
+
+def _ranked(frame: DataFrame) -> DataFrame:
+    return frame.withColumn(_RANK, F.row_number().over(Window.partitionBy(ROW_ID).orderBy(ROW_NO)))

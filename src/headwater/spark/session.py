@@ -1,0 +1,112 @@
+"""Makes the Spark session, with the settings that the engine relies on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from headwater.errors import DefiniteError
+from headwater.spark.java import find_java
+
+LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+SETTINGS: Final[dict[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.scheduler.mode": "FAIR",
+    # Files are listed one by one from the meta store: listing them must never become a Spark job of its own.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
+    # Small row groups: a point read decodes little, and the writer holds little.
+    "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.retainedJobs": "2000",
+    "spark.sql.ui.retainedExecutions": "50",
+}
+
+
+def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
+    """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
+    os.environ.update(find_java())
+    master = master or "local[*]"
+    # A worker needs the engine's own interpreter: another one would lack pyarrow and headwater itself.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName("headwater").master(master)
+    settings = dict(SETTINGS)
+    settings["spark.pyspark.python"] = sys.executable
+    settings["spark.driver.host"] = "127.0.0.1"
+    settings["spark.driver.bindAddress"] = "127.0.0.1"
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+    settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
+    if master.startswith("local"):
+        settings["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
+    settings.update(extra or {})
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except Exception as error:
+        raise DefiniteError(
+            "SPARK_START",
+            f"Spark could not be started on {master}",
+            detail=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            hint="check --master, JAVA_HOME (Java 17 or 21) and free memory",
+        ) from error
+    session.sparkContext.setLogLevel(log_level)
+    _keep_values_out_of_logs()
+    return session
+
+
+def _keep_values_out_of_logs() -> None:
+    """PySpark logs a failed query with its text and with the value that could not be cast: both may be a secret."""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+# For the refresh of a few thousand rows: adaptive execution makes a job of every shuffle, and a broadcast that Spark
+# chooses by itself is a job too. Without both a refresh is one job, and one for each set of keys sent to the scans.
+QUICK: Final[dict[str, str]] = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+}
+
+
+_quick: dict[tuple[SparkSession, int], SparkSession] = {}
+_preparing: dict[SparkSession, Callable[[SparkSession, SparkSession], None]] = {}
+
+
+def quick_session(session: SparkSession, partitions: int) -> SparkSession:
+    """A session beside the given one, for small work: no adaptive execution, so many partitions after a shuffle."""
+    found = _quick.get((session, partitions))
+    if found is None:
+        found = session.newSession()
+        for name, value in {**QUICK, "spark.sql.shuffle.partitions": str(partitions)}.items():
+            found.conf.set(name, value)
+        if prepare := _preparing.get(session):
+            prepare(session, found)
+        _quick[(session, partitions)] = found
+    return found
+
+
+def quick_sessions(session: SparkSession, prepare: Callable[[SparkSession, SparkSession], None]) -> list[SparkSession]:
+    """Those that there are; later ones are prepared by the function before anybody has them."""
+    _preparing[session] = prepare
+    return [quick for (of, _), quick in _quick.items() if of is session]

@@ -1,0 +1,142 @@
+"""Reading tables: a snapshot at an epoch, and the net changes of an epoch range, as DataFrames.
+
+    snapshot = base rows whose key no delta touches  ∪  newest delta row per key, unless it is a delete
+
+The base is a plain Parquet scan by Spark's own reader. While the deltas are small they are folded in one partition and
+broadcast, so that no shuffle happens; large ones are left to Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, VNODE, Schema
+from headwater.storage.checkpoint import NewSegment, Segment
+from headwater.storage.files import DataDir
+
+# Up to this much the deltas are folded in one task and broadcast; beyond it a shuffle is cheaper than one slow task.
+SMALL_DELTA_BYTES: Final = 48 * 1024 * 1024
+# Up to this many rows of deltas are folded by one aggregation over whole rows, without a join.
+FOLDED_ROWS: Final = 200_000
+AnySegment = Segment | NewSegment
+
+
+@dataclass(frozen=True, slots=True)
+class TableReader:
+    """Reads one table from given lists of segments; what is visible is decided by the caller."""
+
+    spark: SparkSession
+    data_dir: DataDir
+    schema: Schema
+
+    def snapshot(
+        self, segments: Sequence[AnySegment], where: Column | None = None, vnodes: Sequence[int] | None = None
+    ) -> DataFrame:
+        """The rows that these segments amount to, hidden columns included.
+
+        `where` prunes (on `_vnode` or key); so does `vnodes`: row groups are sorted by vnode.
+        """
+        base, delta = _split(segments)
+        if vnodes is not None:
+            inside = F.col(VNODE).isin(list(vnodes))
+            where = inside if where is None else where & inside
+        if not delta:
+            return self._columns(self._scan(base, where))
+        net = self._net(delta, where)
+        live = net.where(F.col(OP) == OP_UPSERT)
+        if not base:
+            return self._columns(live)
+        untouched = self._untouched(self._scan(base, where), net, delta)
+        return self._columns(untouched).unionByName(self._columns(live))
+
+    def changes(self, segments: Sequence[AnySegment]) -> DataFrame:
+        """The net change per key of the change-log segments of an epoch range: all columns + `_op`."""
+        base, delta = _split(segments)
+        names = [f"`{n}`" for n in self.schema.names]
+        inserts = self._scan(base, None).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
+        if not delta:
+            return inserts.select(*names, OP)
+        net = self._net(delta, None)
+        if not base:
+            return net.select(*names, OP)
+        return self._untouched(inserts, net, delta).select(*names, OP).unionByName(net.select(*names, OP))
+
+    def changes_with_old(self, segments: Sequence[AnySegment], before: DataFrame) -> DataFrame:
+        """Retractions: rows with `_op` 2 hold the complete old row, with 1 the new one; an update is both.
+
+        `before` is the snapshot at the start of the range. Rows that did not change are left out.
+        """
+        changed = self.changes(segments)
+        keys = changed.select(*self._key())
+        if _bytes(segments) <= SMALL_DELTA_BYTES:
+            keys = F.broadcast(keys)
+        old = before.join(keys, list(self.schema.key), "left_semi").withColumn(OP, F.lit(OP_DELETE).cast("tinyint"))
+        names = [f"`{n}`" for n in self.schema.names]
+        new = changed.where(F.col(OP) == OP_UPSERT)
+        return old.select(*names, OP).unionByName(new.select(*names, OP))
+
+    def scan(self, segments: Sequence[AnySegment]) -> DataFrame:
+        """The rows of segments as they are, with `_vnode`, `_op` and `_seq`."""
+        return self._scan(segments, None)
+
+    def empty(self) -> DataFrame:
+        return self._columns(self._scan([], None))
+
+    # -- pieces -----------------------------------------------------------------------------------------------------
+
+    def _scan(self, segments: Sequence[AnySegment], where: Column | None) -> DataFrame:
+        fields = [(c.name, c.type) for c in self.schema.columns] + [(VNODE, "INT"), (OP, "TINYINT"), (SEQ, "BIGINT")]
+        if not segments:
+            return empty_frame(self.spark, fields)
+        ddl = ", ".join(f"`{name}` {kind}" for name, kind in fields)
+        frame = self.spark.read.schema(ddl).parquet(*[self.data_dir.url(s.path) for s in segments])
+        return frame if where is None else frame.where(where)
+
+    def _net(self, delta: Sequence[AnySegment], where: Column | None) -> DataFrame:
+        """The newest row per key of the deltas, with its `_op`."""
+        rows = self._scan(delta, where)
+        if _rows(delta) > FOLDED_ROWS:
+            # Whole rows as an aggregate make Spark sort them all; numbers alone are aggregated by hashing.
+            newest = rows.groupBy(*self._key()).agg(F.max(SEQ).alias(SEQ))
+            return rows.join(newest, [*self.schema.key, SEQ], "left_semi")
+        if _bytes(delta) <= SMALL_DELTA_BYTES:
+            rows = rows.coalesce(1)
+        others = [c.name for c in self.schema.columns if c.name not in self.schema.key] + [OP]
+        newest = F.max_by(F.struct(*[f"`{n}`" for n in others]), F.col(SEQ)).alias("_newest")
+        grouped = rows.groupBy(*self._key()).agg(newest)
+        return grouped.select(*self._key(), *[F.col(f"_newest.`{n}`").alias(n) for n in others])
+
+    def _untouched(self, base: DataFrame, net: DataFrame, delta: Sequence[AnySegment]) -> DataFrame:
+        keys = net.select(*self._key())
+        if _bytes(delta) <= SMALL_DELTA_BYTES:
+            keys = F.broadcast(keys)
+        return base.join(keys, list(self.schema.key), "left_anti")
+
+    def _columns(self, frame: DataFrame) -> DataFrame:
+        return frame.select(*[f"`{n}`" for n in self.schema.names])
+
+    def _key(self) -> list[str]:
+        return [f"`{k}`" for k in self.schema.key]
+
+
+def empty_frame(spark: SparkSession, fields: Sequence[tuple[str, str]]) -> DataFrame:
+    """No rows of these (name, type) columns, as a local relation: Spark folds it away, and reading it costs no job."""
+    columns = ", ".join(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in fields)
+    return spark.sql(f"SELECT {columns} WHERE false")
+
+
+def _split(segments: Sequence[AnySegment]) -> tuple[list[AnySegment], list[AnySegment]]:
+    return [s for s in segments if s.kind == "base"], [s for s in segments if s.kind != "base"]
+
+
+def _rows(segments: Sequence[AnySegment]) -> int:
+    return sum(s.rows for s in segments)
+
+
+def _bytes(segments: Sequence[AnySegment]) -> int:
+    return sum(s.bytes for s in segments)

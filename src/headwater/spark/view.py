@@ -1,0 +1,239 @@
+"""Materialized views on Spark: binds a view's inputs and runs the one statement that `view/refresh.py` writes.
+
+The text of a refresh depends only on the view and on the shape of its inputs (which of them changed, which have
+deltas), so it is written once per shape and kept; a refresh binds the scans and has Spark analyse the text once.
+Everything returned is lazy: the caller writes it, so the job belongs to the caller's stage. No temporary view outlives
+a call, and names are unique, so that several views may be refreshed at the same time in one session.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final, Protocol
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from headwater.errors import UsageError
+from headwater.model.schema import OP, OP_UPSERT, VIEW_KEY, Column, Schema
+from headwater.view.analyse import analysis
+from headwater.view.inputs import FrameText, InputText
+from headwater.view.plan import ViewPlan
+from headwater.view.refresh import Refresh
+from headwater.view.relations import Sql, Types, quoted
+
+__all__ = ["Source", "ViewInput", "initial", "output_schema", "refresh", "storage_schema"]
+
+_PREFIX: Final = "hw_bound_"  # of names in a text, replaced by one that no other call has
+_TEXTS: Final = 512  # texts that are kept; a view has few shapes
+_numbers = count()
+_texts: OrderedDict[Hashable, str] = OrderedDict()
+_lock = threading.Lock()
+Frames = Mapping[str, Callable[[], DataFrame]]
+
+
+class ViewInput(Protocol):
+    """One input of a view over an epoch range (E1, E2]; every DataFrame has all columns of `schema`, hidden ones too.
+
+    before()            the rows at E1
+    after()             the rows at E2
+    changes()           one row per key touched in between, and `_op`; a delete has only its key filled
+    changes_with_old()  rows with `_op` 1 (new) and 2 (old, complete); an update is both
+    changed             False promises that there are no changes: then only after() is called
+    """
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def changed(self) -> bool: ...
+    def before(self) -> DataFrame: ...
+    def after(self) -> DataFrame: ...
+    def changes(self) -> DataFrame: ...
+    def changes_with_old(self) -> DataFrame: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input as text, and what its names are bound to; a frame is only made if the text reads it."""
+
+    text: InputText
+    frames: Frames
+
+
+def source_of(name: str, found: ViewInput) -> Source:
+    """An input whose versions are DataFrames."""
+    text = FrameText(name, found.schema, found.changed)
+    frames = {f"{name}_{part}": getattr(found, part) for part in ("before", "after", "changes", "changes_with_old")}
+    return Source(text, frames)
+
+
+def bound_name(number: int | str) -> str:
+    """The name of a view's n-th input in its text."""
+    return f"{_PREFIX}{number}"
+
+
+# -- schemas
+
+
+def output_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Schema]) -> list[Column]:
+    """The visible columns of a view with their types, as Spark derives them; UsageError if Spark refuses the query."""
+    sources = {name: _empty_source(spark, bound_name(i), schema) for i, (name, schema) in enumerate(inputs.items())}
+    try:
+        with _bound(spark, sources.values()) as run:
+            sql = Sql(run.types)
+            texts = {name: source.text for name, source in sources.items()}
+            rel = Refresh(sql, plan, analysis(plan.sql, inputs), texts).query()
+            fields = run(sql.text(rel)).schema.fields
+    except (AnalysisException, ParseException) as error:
+        detail = str(error).splitlines()[0]
+        raise UsageError("VIEW_NOT_UNDERSTOOD", "Spark refuses the query", detail=detail) from None
+    for field in fields:
+        if isinstance(field.dataType, T.NullType):
+            raise UsageError(
+                "VIEW_COLUMN_UNTYPED",
+                f"the column {field.name} is NULL without a type",
+                hint=f"write CAST(NULL AS STRING) AS {field.name}",
+            )
+    return [Column(field.name, _ddl(field.dataType)) for field in fields]
+
+
+def storage_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Schema]) -> Schema:
+    """The schema of the table that stores a view."""
+    hidden = [Column(name, ddl, hidden=True) for name, ddl in plan.hidden]
+    key = Column(VIEW_KEY, "STRING", nullable=False, hidden=True)
+    return Schema((*output_schema(spark, plan, inputs), key, *hidden), (VIEW_KEY,))
+
+
+def _empty_source(spark: SparkSession, name: str, schema: Schema) -> Source:
+    ddl = ", ".join(f"{quoted(c.name)} {c.type}" for c in schema.columns)
+    return Source(FrameText(name, schema, False), {f"{name}_after": lambda: spark.createDataFrame([], ddl)})
+
+
+def _ddl(kind: T.DataType) -> str:
+    text: str = kind.simpleString()
+    return text if isinstance(kind, (T.StructType, T.ArrayType, T.MapType)) else text.upper()
+
+
+# -- rows and changes
+
+
+def initial(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, ViewInput | Source]) -> DataFrame:
+    """All rows of a view over its inputs' rows after the epoch: visible columns, `_key`, hidden columns."""
+    sources = _sources(inputs)
+    return _run(spark, plan, sources, None, broadcast=True)
+
+
+def refresh(
+    spark: SparkSession,
+    plan: ViewPlan,
+    inputs: Mapping[str, ViewInput | Source],
+    current: DataFrame | Source,
+    *,
+    broadcast: bool = True,
+) -> DataFrame:
+    """The change of a view whose stored rows are `current`.
+
+    `broadcast` says that the changes are small enough to be sent to every task (some 100,000 rows).
+    """
+    sources = _sources(inputs)
+    if isinstance(current, DataFrame):
+        current = _stored(plan, current)
+    if not any(sources[name].text.changed for name in plan.inputs):
+        names = [F.col(quoted(c)) for c in (*plan.columns, VIEW_KEY, *(name for name, _ in plan.hidden))]
+        rows = next(iter(current.frames.values()))()
+        return rows.select(*names, F.lit(OP_UPSERT).cast("tinyint").alias(OP)).limit(0)
+    return _run(spark, plan, sources, current, broadcast=broadcast)
+
+
+def _sources(inputs: Mapping[str, ViewInput | Source]) -> dict[str, Source]:
+    return {
+        name: found if isinstance(found, Source) else source_of(bound_name(i), found)
+        for i, (name, found) in enumerate(sorted(inputs.items()))
+    }
+
+
+def _stored(plan: ViewPlan, current: DataFrame) -> Source:
+    name = bound_name("current")
+    columns = tuple(Column(f.name, f.dataType.simpleString()) for f in current.schema.fields)
+    return Source(FrameText(name, Schema(columns, (VIEW_KEY,)), False), {f"{name}_after": lambda: current})
+
+
+def _run(
+    spark: SparkSession, plan: ViewPlan, sources: Mapping[str, Source], current: Source | None, *, broadcast: bool
+) -> DataFrame:
+    shapes = tuple((name, sources[name].text.shape) for name in plan.inputs)
+    key = (plan, shapes, None if current is None else current.text.shape, broadcast)
+    bound = [sources[name] for name in plan.inputs] + ([] if current is None else [current])
+    with _bound(spark, bound) as run:
+        with _lock:
+            text = _texts.get(key)
+        if text is None:
+            text = _write(plan, sources, current, run.types, broadcast=broadcast)
+            with _lock:
+                _texts[key] = text
+                while len(_texts) > _TEXTS:
+                    _texts.popitem(last=False)
+        return run(text)
+
+
+def _write(
+    plan: ViewPlan,
+    sources: Mapping[str, Source],
+    current: Source | None,
+    types_of: Callable[[str], Types],
+    *,
+    broadcast: bool,
+) -> str:
+    sql = Sql(types_of, broadcast=broadcast)
+    found = analysis(plan.sql, {name: sources[name].text.schema for name in sources})
+    work = Refresh(sql, plan, found, {name: source.text for name, source in sources.items()})
+    return sql.text(work.initial() if current is None else work.changes(current.text))
+
+
+# -- binding
+
+
+@dataclass(slots=True)
+class _Binding:
+    """Runs texts over sources; binds what a text names, once."""
+
+    spark: SparkSession
+    frames: dict[str, Callable[[], DataFrame]]
+    prefix: str
+    made: set[str]
+
+    def __call__(self, text: str) -> DataFrame:
+        for name, frame in self.frames.items():
+            if name not in self.made and _names(text, name):
+                frame().createOrReplaceTempView(self._real(name))
+                self.made.add(name)
+        return self.spark.sql(self._real(text))
+
+    def types(self, text: str) -> Types:
+        return {field.name: field.dataType.simpleString() for field in self(text).schema.fields}
+
+    def _real(self, text: str) -> str:
+        return text.replace(_PREFIX, self.prefix)
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a text reads a bound relation; a name is always followed by a blank, a bracket or the end."""
+    return f"{name} " in text or f"{name})" in text or text.endswith(name)
+
+
+@contextmanager
+def _bound(spark: SparkSession, sources: Any) -> Iterator[_Binding]:
+    frames = {name: frame for source in sources for name, frame in source.frames.items()}
+    binding = _Binding(spark, frames, f"hw_{next(_numbers)}_", set())
+    try:
+        yield binding
+    finally:
+        for name in binding.made:
+            spark.catalog.dropTempView(binding._real(name))

@@ -1,0 +1,73 @@
+"""A view's inputs, and the view itself, as scans of segments: what the names in a refresh's text are bound to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+
+from headwater.runtime.tables import AnySegment, InputLog, TableState
+from headwater.spark.table import TableReader
+from headwater.spark.view import Source, bound_name
+from headwater.view.inputs import Part, Parts, SegmentText
+
+# Up to this much, deltas are put together in one task and broadcast; beyond it a shuffle is cheaper than one slow task.
+FEW_BYTES: Final = 48 * 1024 * 1024
+# So few rows are read in a few milliseconds, less than a broadcast of the wanted keys takes.
+TINY_ROWS: Final = 100_000
+
+
+def segment_source(
+    reader: TableReader,
+    number: int | str,
+    state: TableState,
+    log: InputLog | None = None,
+    changes_where: Column | None = None,
+) -> Source:
+    """An input with its change log, or a table as it is; `changes_where` takes only a part of the log for changed."""
+    binding = _Scans(reader, bound_name(number))
+    after = binding.parts("a", state.segments)
+    before, changes, reset = after, Parts(None, None), False
+    if log is not None and log.changed:
+        before = binding.parts("b", log.seen)
+        changes = _Scans(reader, bound_name(number), changes_where).parts_into("l", log.log, binding)
+        reset = log.reset
+    return Source(SegmentText(binding.name, state.schema, before, after, changes, reset), binding.frames)
+
+
+class _Scans:
+    """Names for lists of segments; equal lists have one name, so that Spark sees one scan."""
+
+    def __init__(self, reader: TableReader, name: str, where: Column | None = None) -> None:
+        self.reader = reader
+        self.name = name
+        self.where = where
+        self.frames: dict[str, Callable[[], DataFrame]] = {}
+        self._names: dict[tuple[str, ...], str] = {}
+
+    def parts(self, version: str, segments: Sequence[AnySegment]) -> Parts:
+        base = [s for s in segments if s.kind == "base"]
+        delta = [s for s in segments if s.kind != "base"]
+        return Parts(self._part(f"{version}b", base), self._part(f"{version}d", delta))
+
+    def parts_into(self, version: str, segments: Sequence[AnySegment], others: _Scans) -> Parts:
+        """The parts of segments, bound among the others; with their names where the scans are the same."""
+        if self.where is None:
+            return others.parts(version, segments)
+        parts = self.parts(version, segments)
+        others.frames |= self.frames
+        return parts
+
+    def _part(self, suffix: str, segments: list[AnySegment]) -> Part | None:
+        if not segments:
+            return None
+        paths = tuple(sorted(s.path for s in segments))
+        name = self._names.setdefault(paths, f"{self.name}_{suffix}")
+        self.frames.setdefault(name, lambda: self._frame(segments))
+        few = sum(s.bytes for s in segments) <= FEW_BYTES
+        return Part(name, few, few and sum(s.rows for s in segments) <= TINY_ROWS)
+
+    def _frame(self, segments: list[AnySegment]) -> DataFrame:
+        frame = self.reader.scan(segments)
+        return frame if self.where is None else frame.where(self.where)

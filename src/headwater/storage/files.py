@@ -1,0 +1,78 @@
+"""The data directory: a local path by default, or any URL that both Spark and `pyarrow.fs` reach.
+
+    meta.db          the embedded meta store         endpoint.json   where a running engine listens (0600)
+    engine.lock      held by the running engine      spool/<source>  raw change streams
+    tables/<id>/     segments                        staging/        rows on their way into an epoch
+    meta-store.url   where the meta store is instead of meta.db
+
+Paths in the meta store are relative to it, so that a copied directory is a working one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pyarrow.fs as pafs
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """A data directory by its path or URL; picklable, so that tasks can use it."""
+
+    root: str
+
+    @property
+    def is_local(self) -> bool:
+        return "://" not in self.root or self.root.startswith("file://")
+
+    def url(self, relative: str) -> str:
+        """What Spark and pyarrow can open."""
+        return f"{self.root.rstrip('/')}/{relative}"
+
+    def filesystem(self) -> tuple[pafs.FileSystem, str]:
+        """The file system and the root inside it."""
+        if "://" in self.root:
+            found: tuple[pafs.FileSystem, str] = pafs.FileSystem.from_uri(self.root)
+            return found
+        return pafs.LocalFileSystem(), self.root
+
+    def path(self, relative: str) -> tuple[pafs.FileSystem, str]:
+        fs, root = self.filesystem()
+        return fs, f"{root.rstrip('/')}/{relative}"
+
+    def make(self, relative: str) -> None:
+        fs, path = self.path(relative)
+        fs.create_dir(path, recursive=True)
+
+    def delete(self, relatives: Iterable[str]) -> int:
+        """Delete files, or directories, that may be gone already; gives how many were there."""
+        count = 0
+        for relative in relatives:
+            fs, path = self.path(relative)
+            info = fs.get_file_info(path)
+            if info.type == pafs.FileType.File:
+                fs.delete_file(path)
+                count += 1
+            elif info.type == pafs.FileType.Directory:
+                fs.delete_dir(path)
+                count += 1
+        return count
+
+    def list(self, relative: str) -> list[tuple[str, int]]:
+        """All files below a folder with their sizes, relative to the data directory."""
+        fs, root = self.filesystem()
+        _, path = self.path(relative)
+        selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)
+        prefix = len(root.rstrip("/")) + 1
+        return [(i.path[prefix:], i.size) for i in fs.get_file_info(selector) if i.type == pafs.FileType.File]
+
+
+def segment_path(table_id: int) -> str:
+    """A fresh name for a segment; never reused, so that a retried task cannot clash with its first attempt."""
+    return f"tables/{table_id}/{uuid.uuid4().hex}.parquet"
+
+
+def segment_folder(table_id: int) -> str:
+    return f"tables/{table_id}/{uuid.uuid4().hex}"

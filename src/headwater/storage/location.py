@@ -1,0 +1,89 @@
+"""Where the meta store of a data directory is: `meta.db` inside it, or the database that `meta-store.url` names.
+
+That file holds the URL as the user gave it, its password only as a reference (`${ENV}`, `${file:path}`), so that every
+later command on the data directory finds the same meta store. The password is resolved here, for a connection.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError
+
+from headwater.config import resolve_secret
+from headwater.errors import UsageError
+
+EMBEDDED: Final = "meta.db"
+URL_FILE: Final = "meta-store.url"
+
+
+def has_meta_store(data_dir: Path) -> bool:
+    return (data_dir / EMBEDDED).exists() or (data_dir / URL_FILE).exists()
+
+
+def existing_meta_store(data_dir: Path) -> str:
+    """The URL to connect to, for those who only read; UsageError if no engine ever ran here."""
+    if not has_meta_store(data_dir):
+        raise UsageError(
+            "NO_DATA_DIRECTORY", f"there is no data directory {data_dir}", hint="headwater run FILE.sql makes one"
+        )
+    return _resolved(_recorded(data_dir) or _embedded(data_dir))
+
+
+def claim_meta_store(data_dir: Path, given: str | None) -> str:
+    """The URL to connect to, for an engine; the first one decides where the meta store is, for good."""
+    recorded = _recorded(data_dir)
+    if given is not None:
+        _refuse_literal_password(given)
+        if (recorded is not None and recorded != given) or (recorded is None and (data_dir / EMBEDDED).exists()):
+            raise UsageError(
+                "META_STORE_DIFFERS",
+                "this data directory has its meta store elsewhere",
+                detail=f"recorded: {recorded or EMBEDDED}",
+                hint="leave --meta-store out, or choose another --data-dir",
+            )
+    url = _resolved(given or recorded or _embedded(data_dir))
+    if given is not None and recorded is None:
+        (data_dir / URL_FILE).write_text(given + "\n", encoding="utf-8")
+    return url
+
+
+def _embedded(data_dir: Path) -> str:
+    return f"sqlite:///{data_dir.absolute() / EMBEDDED}"
+
+
+def _recorded(data_dir: Path) -> str | None:
+    file = data_dir / URL_FILE
+    return file.read_text(encoding="utf-8").strip() if file.exists() else None
+
+
+def _parsed(url: str) -> sa.URL:
+    try:
+        return sa.make_url(url)
+    except (ArgumentError, ValueError):
+        raise UsageError(
+            "META_STORE_URL",
+            "the meta store's URL cannot be read",
+            hint="postgresql://user:${PGPASSWORD}@host/database",
+        ) from None
+
+
+def _refuse_literal_password(url: str) -> None:
+    password = _parsed(url).password
+    if password and not password.startswith("${"):
+        raise UsageError(
+            "LITERAL_SECRET",
+            "the meta store's URL holds a password in clear",
+            hint="put it into the environment and write postgresql://user:${NAME}@host/database",
+        )
+
+
+def _resolved(url: str) -> str:
+    parsed = _parsed(url)
+    if parsed.drivername in ("postgres", "postgresql"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.password:
+        parsed = parsed.set(password=resolve_secret(parsed.password))
+    return parsed.render_as_string(hide_password=False)

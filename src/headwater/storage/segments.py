@@ -1,0 +1,94 @@
+"""Segments: one Parquet file of rows of one table, written here by workers with pyarrow.
+
+File format: the table's columns (hidden ones included), then `_vnode INT`, `_op TINYINT` (1 upsert, 2 delete) and
+`_seq BIGINT`; sorted by (`_vnode`, key). `spark/segment.py` writes the same with Spark's own writer, for bulk work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headwater.model.schema import OP, SEQ, VNODE, Schema
+from headwater.model.types import arrow_type
+from headwater.model.vnode import vnodes
+from headwater.storage.checkpoint import NewSegment
+from headwater.storage.files import DataDir, segment_path
+
+ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The Arrow schema of a segment of this table."""
+    fields = [pa.field(c.name, arrow_type(c.type)) for c in schema.columns]
+    extra = [pa.field(VNODE, pa.int32()), pa.field(OP, pa.int8()), pa.field(SEQ, pa.int64())]
+    return pa.schema(fields + extra)
+
+
+def write_segment(
+    data_dir: DataDir,
+    table_id: int,
+    schema: Schema,
+    rows: pa.Table,
+    *,
+    kind: str,
+    vnode_count: int,
+    is_change: bool = True,
+) -> NewSegment:
+    """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made."""
+    rows = with_vnode(rows, schema, vnode_count)
+    rows = rows.select(arrow_schema(schema).names).cast(arrow_schema(schema))
+    rows = rows.sort_by([(VNODE, "ascending"), *((k, "ascending") for k in schema.key)])
+    path = segment_path(table_id)
+    fs, target = data_dir.path(path)
+    fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
+    with fs.open_output_stream(target) as out:
+        pq.write_table(rows, out, row_group_size=ROW_GROUP_ROWS, compression="zstd", compression_level=1)
+    size = fs.get_file_info(target).size
+    return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
+
+
+def with_vnode(rows: pa.Table, schema: Schema, vnode_count: int) -> pa.Table:
+    if VNODE in rows.column_names:
+        rows = rows.drop_columns([VNODE])
+    return rows.append_column(VNODE, vnodes(rows, schema.key, vnode_count))
+
+
+def newest_per_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """One row per key, the one with the highest `_seq`; ties go to the later row."""
+    if rows.num_rows <= 1:
+        return rows
+    rows = rows.combine_chunks()
+    order = pc.sort_indices(rows.select([SEQ]), sort_keys=[(SEQ, "ascending")])
+    rows = rows.take(order)
+    position = pa.array(np.arange(rows.num_rows, dtype=np.int64))
+    last = rows.select(list(key)).append_column("_at", position).group_by(list(key)).aggregate([("_at", "max")])
+    return rows.take(last.column("_at_max"))
+
+
+def read_segments(
+    data_dir: DataDir, schema: Schema, paths: Sequence[str], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """The rows of several segments as one table; columns that an older segment does not have are NULL."""
+    wanted = arrow_schema(schema)
+    if columns is not None:
+        wanted = pa.schema([wanted.field(c) for c in columns])
+    parts = [_read_one(data_dir, path, wanted) for path in paths]
+    return pa.concat_tables(parts) if parts else wanted.empty_table()
+
+
+def _read_one(data_dir: DataDir, path: str, wanted: pa.Schema) -> pa.Table:
+    fs, target = data_dir.path(path)
+    with fs.open_input_file(target) as source:
+        file = pq.ParquetFile(source)
+        present = set(file.schema_arrow.names)
+        table = file.read(columns=[n for n in wanted.names if n in present])
+    for i, field in enumerate(wanted):
+        if field.name not in present:
+            table = table.add_column(i, field, pa.nulls(table.num_rows, field.type))
+    return table.select(wanted.names).cast(wanted)

@@ -1,0 +1,338 @@
+"""The contract test of sinks: run it against your own sink and its real target.
+
+    from headwater.testing.check_sink import SinkUnderTest, check_sink
+    check_sink(SinkUnderTest(spark=spark, columns=…, key=("id",), open=lambda generation: MySink(…), rows=read_target))
+
+`open(generation)` makes a new object as a restarted engine would; `rows()` reads the target with means of its own and
+gives the visible rows as a list of tuples in column order. Each check delivers a few batches with one kind of failure
+in between and compares the target with a plain dictionary (upsert) or list (append-only). A failed check raises
+AssertionError.
+
+A sink that keeps its progress in memory only (`durable=False`) is spared the checks that need a restart.
+
+The columns are `id BIGINT NOT NULL, name STRING, amount DECIMAL(10,2)`, the key `id` (append-only sinks: none).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError
+from headwater.logstore import Backlog, ChunkRef, LogBuffer, LogEpoch, LogStoreReader, LogStoreState
+from headwater.model.schema import OP_DELETE, OP_UPSERT, Column
+from headwater.sink.delivery import DeliveryLoop
+from headwater.sink.sink import Sink, Token
+
+COLUMNS: Final = (
+    Column("id", "BIGINT", nullable=False),
+    Column("name", "STRING"),
+    Column("amount", "DECIMAL(10,2)"),
+)
+KEY: Final = ("id",)
+_DDL: Final = "id BIGINT, name STRING, amount DECIMAL(10,2), _op TINYINT"
+
+Row = tuple[Any, ...]
+Change = tuple[int, int, str | None, Decimal | None]
+
+
+class Crash(BaseException):
+    """The engine dies here. Not an Exception, so that no handler mistakes it for a failure to deal with."""
+
+
+@dataclass
+class SinkUnderTest:
+    """How to open the sink of a generation, and how to read its target. Give each `check_…` call a fresh target."""
+
+    spark: Any
+    open: Callable[[int], Sink]
+    rows: Callable[[], list[Row]]
+    append_only: bool = False
+    durable: bool = True
+    base_epoch: int = 1_000
+    _expected: list[Row] = field(default_factory=list)
+
+    def batch(self, changes: Sequence[Change]) -> Any:
+        rows = [(i, n, a, op) for op, i, n, a in changes]
+        return self.spark.createDataFrame(rows, _DDL)
+
+    def expect(self, changes: Sequence[Change]) -> None:
+        """Apply the changes to the model."""
+        for op, number, name, amount in changes:
+            if not self.append_only:
+                self._expected = [r for r in self._expected if r[0] != number]
+            if op == OP_UPSERT:
+                self._expected.append((number, name, amount))
+
+    def compare(self, when: str) -> None:
+        found = sorted(self.rows(), key=repr)
+        wanted = sorted(self._expected, key=repr)
+        assert found == wanted, f"{when}: the target holds {found}, it should hold {wanted}"
+
+
+def changes_of(number: int, *, append_only: bool) -> list[Change]:
+    """The changes of the n-th batch: inserts, and for upsert sinks an update and a delete of earlier rows."""
+    changes: list[Change] = [
+        (OP_UPSERT, 10 * number + i, text, Decimal(f"{number}.{i:02d}"))
+        for i, text in enumerate(["plain", 'quote " and \\ and ,', "ünï\ncode\t", "", None])
+    ]
+    if number > 1 and not append_only:
+        changes.append((OP_UPSERT, 10 * (number - 1), f"updated in {number}", None))
+        changes.append((OP_DELETE, 10 * (number - 1) + 1, None, None))
+    return changes
+
+
+class _Faulty:
+    """A sink that fails once, before or after one of its steps; everything else is passed on."""
+
+    def __init__(self, sink: Sink, step: str, *, after: bool, error: BaseException) -> None:
+        self._sink, self._step, self._after, self._error = sink, step, after, error
+        self._armed = True
+        self.name = sink.name
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._sink, name)
+        if name != self._step or not self._armed:
+            return method
+
+        def failing(*args: Any) -> Any:
+            self._armed = False
+            if self._after:
+                method(*args)
+            raise self._error
+
+        return failing
+
+
+def check_sink(make: Callable[[], SinkUnderTest]) -> None:
+    """All checks; `make` gives a sink with a fresh, empty target each time."""
+    for check in CHECKS:
+        under = make()
+        if applies(check, under):
+            check(under)
+
+
+def applies(check: Callable[[SinkUnderTest], None], under: SinkUnderTest) -> bool:
+    """Whether a check makes sense for a sink."""
+    if check in (check_crash_at_every_step, check_zombie_cannot_commit):
+        return under.durable
+    # A rewound append-only sink appends again, as asked.
+    return check is not check_reset_allows_delivery_again or not under.append_only
+
+
+def check_batches_arrive_in_order(under: SinkUnderTest) -> None:
+    """Three batches one after the other, the last one empty, each visible when its delivery returns."""
+    sink = _opened(under, 1)
+    assert sink.last_committed() is None
+    loop = DeliveryLoop(sink)
+    assert loop.start(None) is None
+    for number in (1, 2):
+        _deliver(under, loop, number)
+        under.compare(f"after batch {number}")
+    epoch = under.base_epoch + 30
+    loop.deliver(epoch - 10, epoch, lambda: under.batch([]))
+    under.compare("after an empty batch")
+    assert sink.last_committed() == epoch
+    sink.close()
+    sink.close()
+
+
+def check_crash_at_every_step(under: SinkUnderTest) -> None:
+    """The engine dies at each step of delivery; its successor finishes from the log, and each change is there once.
+
+    The log store is the real one. What survives the engine is the target, the change log, and the log store's state as
+    of the last checkpoint, which is never one that knows of the batch under way.
+    """
+    log = _Log(under)
+    for number, point in enumerate(CRASH_POINTS, start=1):
+        log.append(number)
+        with contextlib.suppress(Crash):
+            log.run(generation=2 * number, crash_at=point)
+        if point not in ("after commit", "before truncate", "before checkpoint"):
+            under.compare(f"after a crash {point}, before recovery")
+        under.expect(changes_of(number, append_only=under.append_only))
+        log.run(generation=2 * number + 1, crash_at=None)
+        under.compare(f"after recovery from a crash {point}")
+        log.checkpoint()
+
+
+CRASH_POINTS: Final = (
+    *("before prepare", "after prepare", "after write", "before commit", "after commit"),
+    *("before truncate", "before checkpoint"),
+)
+
+
+class _Log:
+    """The log of a sink and the engine around it, as far as a crash is concerned."""
+
+    def __init__(self, under: SinkUnderTest) -> None:
+        self.under = under
+        self.committed = under.base_epoch
+        self.stored = LogStoreState.starting_at(under.base_epoch).as_dict()
+        self._reader: LogStoreReader | None = None
+
+    def append(self, number: int) -> None:
+        """A checkpoint commits the n-th epoch."""
+        self.committed = _epoch(self.under, number)
+
+    def epochs(self, after: int, up_to: int, limit: int) -> list[LogEpoch]:
+        first = (after - self.under.base_epoch) // 10 + 1
+        last = (up_to - self.under.base_epoch) // 10
+        numbers = range(first, min(last, first + limit - 1) + 1)
+        return [LogEpoch(e, (ChunkRef(e, 0, 1, 1, 1, ("s",)),)) for e in (_epoch(self.under, n) for n in numbers)]
+
+    def backlog(self, after: int, up_to: int) -> Backlog:
+        return Backlog(epochs=len(self.epochs(after, up_to, 1_000)))
+
+    def checkpoint(self) -> None:
+        assert self._reader is not None
+        self.stored = self._reader.state.as_dict()
+
+    def run(self, *, generation: int, crash_at: str | None) -> None:
+        """An engine of some generation delivers all that is committed, unless it crashes."""
+        sink = _opened(self.under, generation)
+        when, _, step = (crash_at or "").partition(" ")
+        faulty: Any = _Faulty(sink, step, after=when == "after", error=Crash())
+        loop = DeliveryLoop(faulty)
+        state = LogStoreState.from_dict(self.stored)
+        reader = self._reader = LogStoreReader(state, self, LogBuffer(self.committed))
+        try:
+            reader.start_from(loop.start(state.delivered_to))
+            while (batch := reader.next_batch(1_000, 1)) is not None:
+                number = (batch.to_epoch - self.under.base_epoch) // 10
+                changes = changes_of(number, append_only=self.under.append_only)
+                loop.deliver(batch.from_epoch, batch.to_epoch, lambda c=changes: self.under.batch(c))  # type: ignore[misc]
+                if crash_at == "before truncate":
+                    raise Crash
+                reader.delivered(batch)
+                if crash_at == "before checkpoint":
+                    raise Crash
+        finally:
+            with contextlib.suppress(HeadwaterError):
+                sink.close()
+
+
+def check_landed_commit_reported_failed_is_not_repeated(under: SinkUnderTest) -> None:
+    """A commit that landed but was reported lost counts once; one that did not land is delivered again."""
+    unknown = IndeterminateError("TEST_LOST", "the connection was lost while committing")
+    sink = _opened(under, 1)
+    for number, after in ((1, True), (2, False), (3, True)):
+        faulty: Any = _Faulty(sink, "commit", after=after, error=unknown)
+        loop = DeliveryLoop(faulty)
+        loop.start(None)
+        for _ in range(3):
+            with contextlib.suppress(HeadwaterError):
+                _deliver(under, loop, number, note=False)
+                break
+        under.expect(changes_of(number, append_only=under.append_only))
+        under.compare(f"after an uncertain commit that {'landed' if after else 'was lost'}")
+    sink.close()
+
+
+def check_same_batch_again_is_skipped(under: SinkUnderTest) -> None:
+    """A successor that does not know of the last commit and delivers it again changes nothing."""
+    sink = _opened(under, 1)
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    _deliver(under, loop, 1)
+    token = sink.prepare(under.base_epoch, _epoch(under, 1))
+    token = sink.write(token, under.batch(changes_of(1, append_only=under.append_only)))
+    sink.commit(token)
+    under.compare("after the same batch was committed again")
+    assert sink.last_committed() == _epoch(under, 1)
+    sink.close()
+
+
+def check_zombie_cannot_commit(under: SinkUnderTest) -> None:
+    """An engine that wakes up after its successor has claimed the sink is refused, whatever it had staged."""
+    old = _opened(under, 1)
+    DeliveryLoop(old).start(None)
+    token = old.prepare(under.base_epoch, _epoch(under, 1))
+    token = old.write(token, under.batch([(OP_UPSERT, 999, "zombie", None)]))
+    new = _opened(under, 2)
+    loop = DeliveryLoop(new)
+    loop.start(None)
+    _refused(lambda: old.commit(token))
+    under.compare("after a zombie tried to commit")
+    _deliver(under, loop, 1)
+    _refused(lambda: old.commit(token))
+    with contextlib.suppress(HeadwaterError):
+        old.close()
+    under.compare("after a zombie tried again")
+    _deliver(under, loop, 2)
+    under.compare("after the zombie is gone")
+    new.close()
+    _refused(lambda: _opened(under, 1).claim())
+
+
+def check_abort_leaves_nothing(under: SinkUnderTest) -> None:
+    """What was staged and given up is not visible, and the sink goes on."""
+    sink = _opened(under, 1)
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    token = sink.prepare(under.base_epoch, _epoch(under, 1))
+    token = sink.write(token, under.batch(changes_of(1, append_only=under.append_only)))
+    sink.abort(token)
+    sink.abort(token)
+    under.compare("after an abort")
+    _deliver(under, loop, 1)
+    under.compare("after the delivery that follows an abort")
+    sink.close()
+
+
+def check_reset_allows_delivery_again(under: SinkUnderTest) -> None:
+    """After `reset` the target takes the same epochs again (upsert: with the same result)."""
+    sink = _opened(under, 1)
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    _deliver(under, loop, 1)
+    sink.reset(under.base_epoch)
+    assert sink.last_committed() == under.base_epoch
+    _deliver(under, loop, 1)
+    under.compare("after a rewind")
+    sink.close()
+
+
+CHECKS: Final[tuple[Callable[[SinkUnderTest], None], ...]] = (
+    check_batches_arrive_in_order,
+    check_crash_at_every_step,
+    check_landed_commit_reported_failed_is_not_repeated,
+    check_same_batch_again_is_skipped,
+    check_zombie_cannot_commit,
+    check_abort_leaves_nothing,
+    check_reset_allows_delivery_again,
+)
+
+
+def _opened(under: SinkUnderTest, generation: int) -> Sink:
+    sink = under.open(generation)
+    sink.validate(COLUMNS, () if under.append_only else KEY)
+    return sink
+
+
+def _epoch(under: SinkUnderTest, number: int) -> int:
+    return under.base_epoch + 10 * number
+
+
+def _deliver(under: SinkUnderTest, loop: DeliveryLoop, number: int, *, note: bool = True) -> None:
+    """Deliver the n-th batch; with `note`, the model takes it too."""
+    changes = changes_of(number, append_only=under.append_only)
+    loop.deliver(_epoch(under, number - 1), _epoch(under, number), lambda: under.batch(changes))
+    if note:
+        under.expect(changes)
+
+
+def _refused(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except DefiniteError as error:
+        code = error.code
+    else:
+        raise AssertionError("a zombie was not refused")
+    assert code == "SINK_FENCED", f"a zombie got {code} instead of SINK_FENCED"
+
+
+__all__ = ["CHECKS", "COLUMNS", "CRASH_POINTS", "KEY", "Crash", "SinkUnderTest", "Token", "applies", "check_sink"]

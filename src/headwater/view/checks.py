@@ -1,0 +1,205 @@
+"""Parsing a view's query, and what no view may contain: unknown names, what no refresh could reproduce, clashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import OptimizeError, ParseError, SqlglotError
+from sqlglot.optimizer.qualify import qualify
+from sqlglot.optimizer.scope import traverse_scope
+
+from headwater.errors import UsageError
+from headwater.model.schema import Schema
+from headwater.view.functions import (
+    NON_DETERMINISTIC,
+    SORTING,
+    WINDOW_ORDERED,
+    function_name,
+    is_aggregate,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parsed and qualified query: every column has its table, stars are expanded."""
+
+    tree: exp.Query
+    inputs: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
+    """Parse, refuse what no view may contain, qualify."""
+    written = _parse(sql)
+    tables = _tables(written, inputs)
+    for node in written.walk():
+        _refuse_non_deterministic(node)
+    _refuse_limit_without_order(written)
+    schema: dict[str, object] = {name: {c.name: c.type for c in inputs[name].visible} for name in tables}
+    names = _written_names(written)
+    try:
+        tree = qualify(written.copy(), schema=schema, dialect="spark")
+    except OptimizeError as error:
+        raise UsageError(
+            "VIEW_UNKNOWN_COLUMN",
+            "the query names a column that its inputs do not have",
+            detail=_first_line(error),
+            hint="list the columns with SHOW COLUMNS, and qualify a name that several inputs have",
+        ) from None
+    except SqlglotError as error:
+        raise UsageError("VIEW_NOT_UNDERSTOOD", "the query could not be analysed", detail=_first_line(error)) from None
+    if not isinstance(tree, exp.Query):
+        raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
+    columns = _output_names(tree, names)
+    _refuse_names(columns)
+    return Query(tree, tables, columns)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].replace("\x1b[4m", "").replace("\x1b[0m", "")
+
+
+def _parse(sql: str) -> exp.Query:
+    try:
+        parsed = sqlglot.parse_one(sql, read="spark")
+    except ParseError as error:
+        hint = "write `window(…)` in a sub-select and group by its alias" if "window" in sql.lower() else ""
+        raise UsageError(
+            "VIEW_NOT_UNDERSTOOD", "the query could not be parsed", detail=_first_line(error), hint=hint
+        ) from None
+    parsed = parsed.unnest()
+    if not isinstance(parsed, exp.Query):
+        raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query", hint="CREATE … AS SELECT …")
+    return parsed
+
+
+def _tables(query: exp.Query, inputs: Mapping[str, Schema]) -> tuple[str, ...]:
+    """The inputs that the query reads, in the order of the text; their names are spelt as in `inputs` from here on."""
+    by_lower = {name.lower(): name for name in inputs}
+    found: dict[str, None] = {}
+    try:
+        scopes = traverse_scope(query)
+    except SqlglotError as error:
+        raise UsageError("VIEW_NOT_UNDERSTOOD", "the query could not be analysed", detail=_first_line(error)) from None
+    for scope in scopes:
+        for source in scope.sources.values():
+            if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
+                continue
+            name = by_lower.get(source.name.lower())
+            if name is None or source.db:
+                raise UsageError(
+                    "VIEW_UNKNOWN_TABLE",
+                    f"there is no table or view {source.sql('spark')}",
+                    hint="SHOW TABLES lists them",
+                )
+            if source.name != name and not source.alias:
+                source.set("alias", exp.TableAlias(this=exp.to_identifier(source.name)))
+            source.set("this", exp.Identifier(this=name, quoted=True))
+            found[name] = None
+    return tuple(found)
+
+
+def _ancestors(node: exp.Expr) -> Iterator[exp.Expr]:
+    while node.parent is not None:
+        node = node.parent
+        yield node
+
+
+def _refuse_non_deterministic(node: exp.Expr) -> None:
+    if isinstance(node, exp.TableSample):
+        name, reason = "TABLESAMPLE", "its rows differ from run to run"
+    elif isinstance(node, (exp.Func, exp.Anonymous)):
+        name = function_name(node) or ""
+        reason = NON_DETERMINISTIC.get(name, "")
+        if name == "unix_timestamp" and not list(node.iter_expressions()):
+            reason = NON_DETERMINISTIC["now"]
+    else:
+        return
+    parents = list(_ancestors(node))
+    if name in WINDOW_ORDERED and any(isinstance(p, exp.Window) for p in parents[:2]):
+        return  # ordered by the window
+    if is_aggregate(node) and any(function_name(p) in SORTING for p in parents[:1]):
+        return  # sorted afterwards
+    if reason:
+        raise UsageError(
+            "NON_DETERMINISTIC",
+            f"{name} cannot be used in a materialized view: {reason}",
+            hint=_hint(name),
+        )
+
+
+def _hint(name: str) -> str:
+    if name in WINDOW_ORDERED:
+        return "use min_by or max_by"
+    if name in ("collect_list", "array_agg"):
+        return f"write sort_array({name}(…))"
+    return "store the value in a column when the row is written"
+
+
+def _refuse_limit_without_order(query: exp.Query) -> None:
+    for node in query.find_all(exp.Query):
+        cut = node.args.get("limit") or node.args.get("offset")
+        # LIMIT in EXISTS changes nothing about whether there is a row, unless it is 0.
+        if cut is not None and node.args.get("order") is None and not isinstance(node.parent, exp.Exists):
+            raise UsageError(
+                "VIEW_LIMIT_WITHOUT_ORDER",
+                "LIMIT without ORDER BY does not say which rows are meant",
+                hint="add ORDER BY with a total order",
+            )
+
+
+def _leftmost(query: exp.Expr) -> exp.Expr:
+    query = query.unnest()
+    while isinstance(query, exp.SetOperation):
+        query = query.left.unnest()
+    return query
+
+
+def _written_names(query: exp.Query) -> list[str] | None:
+    """Output names as they were written (qualifying makes them lower case); None if a star is among them."""
+    expressions = _leftmost(query).expressions
+    if any(isinstance(e, (exp.Star, exp.Column)) and e.is_star for e in expressions):
+        return None
+    return [e.alias_or_name if isinstance(e, (exp.Alias, exp.Column, exp.Dot)) else "" for e in expressions]
+
+
+def _output_names(tree: exp.Query, written: list[str] | None) -> tuple[str, ...]:
+    expressions = _leftmost(tree).expressions
+    names = []
+    for i, expr in enumerate(expressions):
+        name = expr.alias_or_name
+        if written is not None and len(written) == len(expressions) and written[i]:
+            name = written[i]
+        elif name.startswith("_col_") or not name.isidentifier():
+            name = _default_name(expr.unalias(), i)
+        names.append(name)
+    return tuple(names)
+
+
+def _default_name(expr: exp.Expr, position: int) -> str:
+    """The name of an expression without an alias: its function, as in Postgres, else its position."""
+    if isinstance(expr, exp.Window):
+        expr = expr.this
+    name = function_name(expr)
+    return name if name and name.isidentifier() else f"column{position + 1}"
+
+
+def _refuse_names(columns: tuple[str, ...]) -> None:
+    seen: set[str] = set()
+    for name in columns:
+        if name.startswith("_"):
+            raise UsageError(
+                "VIEW_COLUMN_RESERVED",
+                f"the column name {name} begins with an underscore, which is kept for hidden columns",
+                hint=f"rename it: … AS {name.lstrip('_') or 'column1'}",
+            )
+        if name.lower() in seen:
+            raise UsageError(
+                "VIEW_DUPLICATE_COLUMN",
+                f"the query has two columns named {name}",
+                hint="give one of them another name with AS",
+            )
+        seen.add(name.lower())

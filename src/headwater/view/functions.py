@@ -1,0 +1,193 @@
+"""What the analysis knows of functions: which aggregate, which generate rows, which may not be in a view at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from sqlglot import exp
+
+# Spark aggregates that sqlglot reads as functions it does not know.
+AGGREGATE_NAMES: Final = frozenset(
+    [
+        "any",
+        "approx_percentile",
+        "bit_and",
+        "bit_or",
+        "bit_xor",
+        "bitmap_construct_agg",
+        "bitmap_or_agg",
+        "bool_and",
+        "bool_or",
+        "collect_list",
+        "collect_set",
+        "array_agg",
+        "corr",
+        "count_if",
+        "count_min_sketch",
+        "covar_pop",
+        "covar_samp",
+        "every",
+        "first",
+        "first_value",
+        "grouping",
+        "grouping_id",
+        "histogram_numeric",
+        "kurtosis",
+        "last",
+        "last_value",
+        "listagg",
+        "max_by",
+        "mean",
+        "median",
+        "min_by",
+        "mode",
+        "percentile",
+        "percentile_approx",
+        "percentile_cont",
+        "percentile_disc",
+        "regr_avgx",
+        "regr_avgy",
+        "regr_count",
+        "regr_intercept",
+        "regr_r2",
+        "regr_slope",
+        "regr_sxx",
+        "regr_sxy",
+        "regr_syy",
+        "skewness",
+        "some",
+        "std",
+        "stddev",
+        "stddev_pop",
+        "stddev_samp",
+        "string_agg",
+        "try_avg",
+        "try_sum",
+        "var_pop",
+        "var_samp",
+        "variance",
+        "any_value",
+        "hll_sketch_agg",
+        "hll_union_agg",
+        "approx_count_distinct",
+    ]
+)
+GENERATOR_NAMES: Final = frozenset(
+    [
+        "explode",
+        "explode_outer",
+        "posexplode",
+        "posexplode_outer",
+        "inline",
+        "inline_outer",
+        "stack",
+        "json_tuple",
+        "window",
+        "session_window",
+    ]
+)
+# name -> why the result of a view with it would not be the query's
+NON_DETERMINISTIC: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        [
+            "now",
+            "current_timestamp",
+            "current_date",
+            "curdate",
+            "current_time",
+            "localtimestamp",
+            "unix_timestamp_now",
+            "getdate",
+        ],
+        "its value depends on when the query runs",
+    ),
+    **dict.fromkeys(
+        [
+            "rand",
+            "random",
+            "randn",
+            "uuid",
+            "shuffle",
+            "randstr",
+            "uniform",
+            "monotonically_increasing_id",
+            "spark_partition_id",
+            "input_file_name",
+            "input_file_block_start",
+            "input_file_block_length",
+        ],
+        "its value differs from run to run",
+    ),
+    **dict.fromkeys(
+        [
+            "current_user",
+            "user",
+            "session_user",
+            "current_catalog",
+            "current_database",
+            "current_schema",
+            "version",
+            "current_timezone",
+        ],
+        "its value depends on the session",
+    ),
+    **dict.fromkeys(
+        ["first", "first_value", "last", "last_value", "any_value"],
+        "as an aggregate its value depends on the order of the rows",
+    ),
+    **dict.fromkeys(["collect_list", "array_agg"], "the order of its elements depends on the order of the rows"),
+}
+WINDOW_ORDERED: Final = frozenset({"first", "first_value", "last", "last_value", "any_value"})
+SORTING: Final = frozenset({"sort_array", "array_sort"})
+_WRAPPERS = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls)
+
+
+def function_name(node: exp.Expr) -> str | None:
+    """The Spark name of a function call in lower case, None for other nodes."""
+    if isinstance(node, exp.Anonymous):
+        return str(node.name).lower()
+    if isinstance(node, exp.Func) and not isinstance(node, (exp.And, exp.Or, exp.Cast, exp.Case, exp.Connector)):
+        text = node.sql("spark")
+        return text.split("(", 1)[0].strip().lower()
+    return None
+
+
+def is_aggregate(node: exp.Expr) -> bool:
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower() in AGGREGATE_NAMES
+    return isinstance(node, exp.AggFunc)
+
+
+def is_generator(expr: exp.Expr) -> bool:
+    """Whether an expression gives several rows (or, `window`, none) for one."""
+    return any(function_name(node) in GENERATOR_NAMES for node in expr.walk() if isinstance(node, exp.Func))
+
+
+def _walk(expr: exp.Expr) -> Iterator[exp.Expr]:
+    """The nodes of an expression without what is inside subqueries."""
+    yield expr
+    if isinstance(expr, exp.Query):
+        return
+    for child in expr.iter_expressions():
+        yield from _walk(child)
+
+
+def aggregate_units(expr: exp.Expr) -> list[exp.Expr]:
+    """The outermost aggregate calls (with their FILTER) of an expression; those of windows are not among them."""
+    if isinstance(expr, exp.Query):
+        return []
+    if isinstance(expr, exp.Window):
+        inner = expr.this
+        while isinstance(inner, _WRAPPERS):
+            inner = inner.this
+        children = [*inner.iter_expressions(), *(c for c in expr.iter_expressions() if c is not expr.this)]
+        return [unit for child in children for unit in aggregate_units(child)]
+    if is_aggregate(expr) or (isinstance(expr, _WRAPPERS) and is_aggregate(expr.this)):
+        return [expr]
+    return [unit for child in expr.iter_expressions() for unit in aggregate_units(child)]
+
+
+def window_units(expr: exp.Expr) -> list[tuple[str, exp.Expr]]:
+    """The window calls of an expression with their text (the text identifies equal ones)."""
+    return [(node.sql("spark"), node) for node in _walk(expr) if isinstance(node, exp.Window)]

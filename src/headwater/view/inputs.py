@@ -1,0 +1,240 @@
+"""What a refresh reads of one input, as SQL text over relations that the caller binds by name.
+
+An input is seen over an epoch range (E1, E2]: its rows before and after it, and the changes between. `SegmentText` puts
+these together from scans of segments (`spark/view_input.py` binds the scans); `FrameText` takes them as they are.
+
+    snapshot = base rows whose key no delta touches  ∪  newest delta row per key, unless it is a delete
+    look-up  = of the base rows and the delta rows of some keys the newest per key, unless it is a delete
+
+Keys that are known are looked up: what is left after a semi join with them is little, whatever the deltas hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema
+from headwater.view.relations import Rel, Sql, quoted
+
+Version = Literal["before", "after"]
+_UPSERT = f"CAST({OP_UPSERT} AS TINYINT)"
+_DELETE = f"CAST({OP_DELETE} AS TINYINT)"
+
+
+class InputText(Protocol):
+    """One input of a view. `columns` are those that are wanted, the key columns always among them.
+
+    rows(version)       the rows at E1 or E2
+    tiny                whether there are so few of them that they are better read than looked up
+    lookup(version)     those of them whose key is among `keys` (a relation of the key columns, in order, other names)
+    changes()           one row per key touched in between, and `_op`; of a delete only the key counts
+    changes_with_old()  rows with `_op` 1 (new) and 2 (old, complete); an update is both
+    changed             False promises that there are no changes: then only rows after are asked for
+    shape               everything that the texts depend on: equal shapes give equal texts
+    """
+
+    @property
+    def schema(self) -> Schema: ...
+    @property
+    def changed(self) -> bool: ...
+    @property
+    def tiny(self) -> bool: ...
+    @property
+    def shape(self) -> Hashable: ...
+    def rows(self, sql: Sql, version: Version, columns: Sequence[str]) -> Rel: ...
+    def lookup(self, sql: Sql, version: Version, columns: Sequence[str], keys: Rel) -> Rel: ...
+    def changes(self, sql: Sql, columns: Sequence[str]) -> Rel: ...
+    def changes_with_old(self, sql: Sql, columns: Sequence[str]) -> Rel: ...
+
+
+def semi_by_key(sql: Sql, rows: Rel, key: Sequence[str], keys: Rel) -> Rel:
+    """The rows whose key is among the keys, which are in order and have other names."""
+    terms = (f"{quoted(k)} = {quoted(name)}" for k, name in zip(key, keys.columns, strict=True))
+    return sql.join(rows, keys, " AND ".join(terms), "semi")
+
+
+@dataclass(frozen=True, slots=True)
+class FrameText:
+    """An input whose versions and changes are bound as they are, by the names `<name>_after` and so on."""
+
+    name: str
+    schema: Schema
+    changed: bool
+    tiny: bool = False
+
+    @property
+    def shape(self) -> Hashable:
+        return self
+
+    def rows(self, sql: Sql, version: Version, columns: Sequence[str]) -> Rel:
+        return sql.keep(sql.given(f"{self.name}_{version}", self.schema.names), columns)
+
+    def lookup(self, sql: Sql, version: Version, columns: Sequence[str], keys: Rel) -> Rel:
+        return semi_by_key(sql, self.rows(sql, version, columns), self.schema.key, keys)
+
+    def changes(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        return sql.keep(sql.given(f"{self.name}_changes", (*self.schema.names, OP)), [*columns, OP])
+
+    def changes_with_old(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        return sql.keep(sql.given(f"{self.name}_changes_with_old", (*self.schema.names, OP)), [*columns, OP])
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Segments of one kind: the name under which their scan is bound, and whether a task can hold them all.
+
+    `tiny` says that reading all rows costs less than finding out which of them are wanted.
+    """
+
+    name: str
+    few: bool
+    tiny: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The base and the deltas of a version, or of a change log; None where there are no segments."""
+
+    base: Part | None
+    delta: Part | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentText:
+    """An input that is kept in segments. `reset` says that its log does not tell the change (TRUNCATE, a resync)."""
+
+    name: str
+    schema: Schema
+    before: Parts
+    after: Parts
+    log: Parts
+    reset: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return self.reset or self.log.base is not None or self.log.delta is not None
+
+    @property
+    def tiny(self) -> bool:
+        return all(part is None or part.tiny for part in (self.after.base, self.after.delta))
+
+    @property
+    def shape(self) -> Hashable:
+        return self
+
+    def rows(self, sql: Sql, version: Version, columns: Sequence[str]) -> Rel:
+        parts = self.after if version == "after" else self.before
+        if parts.delta is None:
+            return sql.keep(self._scan(sql, parts.base), columns)
+        if parts.base is not None and parts.base.tiny and parts.delta.tiny:
+            ranked = sql.union([self._ranked(sql, part, columns) for part in (parts.base, parts.delta)])
+            one = sql.add(f"SELECT /*+ COALESCE(1) */ * FROM {ranked.name}", ranked.columns)
+            return sql.keep(sql.where(self._newest(sql, one, columns), f"{OP} = {OP_UPSERT}"), columns)
+        live = sql.keep(sql.where(self._net(sql, parts.delta, columns), f"{OP} = {OP_UPSERT}"), columns)
+        if parts.base is None:
+            return live
+        return sql.union([sql.keep(self._untouched(sql, parts.base, parts.delta), columns), live])
+
+    def lookup(self, sql: Sql, version: Version, columns: Sequence[str], keys: Rel) -> Rel:
+        parts = self.after if version == "after" else self.before
+        if parts.delta is None:
+            return semi_by_key(sql, self.rows(sql, version, columns), self.schema.key, keys)
+        found = [
+            semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
+            for part in (parts.base, parts.delta)
+            if part is not None
+        ]
+        newest = self._newest(sql, sql.union(found), columns)
+        return sql.keep(sql.where(newest, f"{OP} = {OP_UPSERT}"), columns)
+
+    def changes(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        if self.reset:
+            return self._replaced(sql, columns)
+        found = [p for p in (self.log.base, self.log.delta) if p is not None]
+        if len(found) == 1 and found[0] is self.log.base:
+            return sql.keep(self._ranked(sql, found[0], columns), [*columns, OP])
+        if len(found) == 1:
+            return self._net(sql, found[0], columns)
+        return self._newest(sql, sql.union([self._ranked(sql, p, columns) for p in found]), columns)
+
+    def changes_with_old(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        if self.reset:
+            return self._both(sql, columns)
+        if self.before.base is None and self.before.delta is None:
+            return sql.where(self.changes(sql, columns), f"{OP} = {OP_UPSERT}")
+        return self._images(sql, self._both_versions(sql, columns), columns)
+
+    def _both_versions(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        """Per touched key `_hw_old` and `_hw_new`, in one aggregation; NULL where there was or is none."""
+        logs = [p for p in (self.log.base, self.log.delta) if p is not None]
+        touched = [sql.select(sql.given(p.name, ()), {f"_hw_{k}": quoted(k) for k in self.schema.key}) for p in logs]
+        keys = sql.union(touched)
+        keys = keys.few() if all(p.few for p in logs) else keys
+        found = [sql.extend(self._ranked(sql, p, columns), {"_hw_is_new": "true"}) for p in logs]
+        for part in (self.before.base, self.before.delta):
+            if part is not None:
+                old = semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
+                found.append(sql.extend(old, {"_hw_is_new": "false"}))
+        struct = f"struct({', '.join(map(quoted, [*columns, OP]))})"
+        newest = f"max_by({struct}, {SEQ}) FILTER (WHERE {{}} _hw_is_new)"
+        versions = {"_hw_old": newest.format("NOT"), "_hw_new": newest.format("")}
+        return sql.group(sql.union(found), self.schema.key, versions)
+
+    def _images(self, sql: Sql, versions: Rel, columns: Sequence[str]) -> Rel:
+        """One row per image: the old one as a delete, the new one as an upsert."""
+        sides = []
+        for side, op in (("_hw_old", _DELETE), ("_hw_new", _UPSERT)):
+            values = ", ".join([f"{side}.{quoted(c)} AS {quoted(c)}" for c in columns] + [f"{op} AS {OP}"])
+            sides.append(f"CASE WHEN {side}.{OP} = {OP_UPSERT} THEN struct({values}) END")
+        image = sql.select(versions, {"_hw_image": f"explode(array({', '.join(sides)}))"})
+        there = sql.where(image, "_hw_image IS NOT NULL")
+        return sql.select(there, {c: f"_hw_image.{quoted(c)}" for c in (*columns, OP)})
+
+    # -- pieces
+
+    def _scan(self, sql: Sql, part: Part | None) -> Rel:
+        if part is not None:
+            return sql.given(part.name, self.schema.names)
+        nulls = ", ".join(f"CAST(NULL AS {c.type}) AS {quoted(c.name)}" for c in self.schema.columns)
+        return sql.add(f"SELECT {nulls} WHERE false", self.schema.names)
+
+    def _ranked(self, sql: Sql, part: Part, columns: Sequence[str]) -> Rel:
+        """Rows with `_op` and `_seq`; what is in a base is older than any delta."""
+        base = part in (self.before.base, self.after.base, self.log.base)
+        marks = {OP: _UPSERT, SEQ: "CAST(-1 AS BIGINT)"} if base else {OP: OP, SEQ: SEQ}
+        return sql.select(sql.given(part.name, ()), {**{c: quoted(c) for c in columns}, **marks})
+
+    def _net(self, sql: Sql, part: Part, columns: Sequence[str]) -> Rel:
+        """The newest row per key of deltas; few of them are put together in one task, without a shuffle."""
+        rows = self._ranked(sql, part, columns)
+        if part.few:
+            rows = sql.add(f"SELECT /*+ COALESCE(1) */ * FROM {rows.name}", rows.columns)
+        return self._newest(sql, rows, columns)
+
+    def _newest(self, sql: Sql, rows: Rel, columns: Sequence[str]) -> Rel:
+        key = self.schema.key
+        others = [*(c for c in columns if c not in key), OP]
+        struct = f"struct({', '.join(map(quoted, others))})"
+        grouped = sql.group(rows, key, {"_hw_newest": f"max_by({struct}, {SEQ})"})
+        values = {c: quoted(c) if c in key else f"_hw_newest.{quoted(c)}" for c in (*columns, OP)}
+        return sql.select(grouped, values)
+
+    def _untouched(self, sql: Sql, base: Part, delta: Part) -> Rel:
+        keys = sql.select(sql.given(delta.name, ()), {f"_hw_{k}": quoted(k) for k in self.schema.key})
+        terms = (f"{quoted(k)} = {quoted(f'_hw_{k}')}" for k in self.schema.key)
+        return sql.join(self._scan(sql, base), keys.few() if delta.few else keys, " AND ".join(terms), "anti")
+
+    def _both(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        before, after = self.rows(sql, "before", columns), self.rows(sql, "after", columns)
+        gone = sql.extend(sql.set_operation(before, after, "EXCEPT ALL"), {OP: _DELETE})
+        return sql.union([gone, sql.extend(sql.set_operation(after, before, "EXCEPT ALL"), {OP: _UPSERT})])
+
+    def _replaced(self, sql: Sql, columns: Sequence[str]) -> Rel:
+        both = self._both(sql, columns)
+        new = sql.where(both, f"{OP} = {OP_UPSERT}")
+        keys = sql.select(new, {f"_hw_{k}": quoted(k) for k in self.schema.key})
+        terms = (f"{quoted(k)} = {quoted(f'_hw_{k}')}" for k in self.schema.key)
+        gone = sql.join(sql.where(both, f"{OP} = {OP_DELETE}"), keys, " AND ".join(terms), "anti")
+        return sql.union([new, gone])

@@ -1,0 +1,127 @@
+"""SQL text in pieces: a refresh is one statement of common table expressions, so Spark parses and analyses it once.
+
+`Sql` collects the pieces of one statement. A `Rel` is the name of a piece with its columns, in order. Equal pieces are
+one: Spark then finds that their exchanges are the same and runs them once. Nothing here knows Spark; the only
+question that text cannot answer, of which type a column is, goes to the `types_of` that the caller gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sqlglot import exp
+
+Types = Mapping[str, str]  # column -> DDL type as Spark spells it, lower case
+_HOW = {
+    "inner": "INNER JOIN",
+    "left": "LEFT OUTER JOIN",
+    "full": "FULL OUTER JOIN",
+    "semi": "LEFT SEMI JOIN",
+    "anti": "LEFT ANTI JOIN",
+}
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def text_of(expression: exp.Expr) -> str:
+    return expression.sql("spark")
+
+
+def literal(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@dataclass(frozen=True, slots=True)
+class Rel:
+    """One piece; `small` marks rows that may be sent to every task."""
+
+    name: str
+    columns: tuple[str, ...]
+    small: bool = False
+
+    def few(self) -> Rel:
+        return replace(self, small=True)
+
+
+class Sql:
+    """The pieces of one statement."""
+
+    def __init__(self, types_of: Callable[[str], Types], *, broadcast: bool = True) -> None:
+        self._types_of = types_of
+        self._broadcast = broadcast
+        self._names: dict[str, str] = {}  # text -> name
+        self._types: dict[str, Types] = {}
+
+    # -- pieces
+
+    def add(self, text: str, columns: Iterable[str]) -> Rel:
+        name = self._names.setdefault(text, f"hw_r{len(self._names)}")
+        return Rel(name, tuple(columns))
+
+    def given(self, name: str, columns: Iterable[str]) -> Rel:
+        """A relation that the caller binds to this name."""
+        return Rel(name, tuple(columns))
+
+    def select(self, source: Rel, items: Mapping[str, str], *, hint: str = "") -> Rel:
+        """Columns by name with their expressions."""
+        chosen = ", ".join(f"{e} AS {quoted(name)}" if e != quoted(name) else e for name, e in items.items())
+        return self.add(f"SELECT {hint}{chosen} FROM {source.name}", items)
+
+    def keep(self, source: Rel, columns: Sequence[str]) -> Rel:
+        return source if tuple(columns) == source.columns else self.select(source, {c: quoted(c) for c in columns})
+
+    def extend(self, source: Rel, items: Mapping[str, str]) -> Rel:
+        """All columns of the source, and more."""
+        return self.select(source, {**{c: quoted(c) for c in source.columns}, **items}) if items else source
+
+    def where(self, source: Rel, condition: str) -> Rel:
+        return self.add(f"SELECT * FROM {source.name} WHERE {condition}", source.columns)
+
+    def distinct(self, source: Rel) -> Rel:
+        return self.add(f"SELECT DISTINCT * FROM {source.name}", source.columns)
+
+    def group(self, source: Rel, keys: Sequence[str], aggregates: Mapping[str, str]) -> Rel:
+        items = [*map(quoted, keys), *(f"{e} AS {quoted(name)}" for name, e in aggregates.items())]
+        by = f" GROUP BY {', '.join(map(quoted, keys))}" if keys else ""
+        return self.add(f"SELECT {', '.join(items)} FROM {source.name}{by}", (*keys, *aggregates))
+
+    def join(self, left: Rel, right: Rel, condition: str | None, kind: str) -> Rel:
+        """Joined rows; the columns of both sides differ in name. A small side is broadcast where Spark can do that."""
+        hint = ""
+        if self._broadcast and right.small and kind != "full":
+            hint = "/*+ BROADCAST(b) */ "
+        elif self._broadcast and left.small and kind == "inner":
+            hint = "/*+ BROADCAST(a) */ "
+        columns = left.columns if kind in ("semi", "anti") else (*left.columns, *right.columns)
+        on = f" ON {condition}" if condition is not None else " ON true"
+        text = f"SELECT {hint}* FROM {left.name} AS a {_HOW[kind]} {right.name} AS b{on}"
+        return self.add(text, columns)
+
+    def union(self, parts: Sequence[Rel]) -> Rel:
+        """All rows of the parts, with the columns of the first."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        names = ", ".join(map(quoted, first.columns))
+        selects = [f"SELECT {names} FROM {part.name}" for part in parts]
+        return self.add(" UNION ALL ".join(selects), first.columns)
+
+    def set_operation(self, left: Rel, right: Rel, operator: str) -> Rel:
+        names = ", ".join(map(quoted, left.columns))
+        return self.add(f"SELECT {names} FROM {left.name} {operator} SELECT {names} FROM {right.name}", left.columns)
+
+    # -- the statement
+
+    def text(self, rel: Rel) -> str:
+        """The statement whose rows are those of `rel`."""
+        wanted = ", ".join(map(quoted, rel.columns)) or "*"
+        pieces = ", ".join(f"{name} AS ({text})" for text, name in self._names.items())
+        return f"WITH {pieces} SELECT {wanted} FROM {rel.name}" if pieces else f"SELECT {wanted} FROM {rel.name}"
+
+    def types(self, rel: Rel) -> Types:
+        if rel.name not in self._types:
+            self._types[rel.name] = self._types_of(self.text(rel))
+        return self._types[rel.name]

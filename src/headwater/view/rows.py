@@ -1,0 +1,476 @@
+"""Runs the operator tree of a view over its inputs: rows at an epoch, restricted to keys, and what a change touches.
+
+Of each operator N there are three relations, all SQL text (`relations.py`):
+  rows(N, version, restriction)  the rows before or after the epoch, only those whose keys are wanted. A restriction is
+                                 pushed down to the scans where that is right, and applied on the spot where it is not.
+  touched(N)                     a superset of the rows that are in only one of the two versions
+  everything(N)                  a superset of the rows of both versions
+
+Supersets are harmless: a key that is recomputed without need compares as unchanged. An input that did not change
+contributes no term. Only columns that the query uses are read. `refresh.py` puts these together to a refresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from sqlglot import exp
+
+from headwater.model.schema import OP, OP_DELETE
+from headwater.view.inputs import InputText, Version
+from headwater.view.keys import canonical
+from headwater.view.relations import Rel, Sql, quoted, text_of
+from headwater.view.safety import any_may_fail, may_fail
+from headwater.view.tree import (
+    Aggregate,
+    Filter,
+    Join,
+    Limit,
+    Node,
+    OneRow,
+    Project,
+    Scan,
+    SetOp,
+    UnionAll,
+    Window,
+    col,
+    column_names,
+    substitute,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """Only rows whose expressions have values that are among the keys (NULL is a value)."""
+
+    exprs: tuple[exp.Expr, ...]
+    keys: Rel  # one column per expression, in order, with names of their own
+
+    def apply(self, sql: Sql, rel: Rel) -> Rel:
+        names = self.keys.columns
+        terms = (f"({text_of(e)}) <=> {quoted(n)}" for e, n in zip(self.exprs, names, strict=True))
+        return sql.join(rel, self.keys, " AND ".join(terms), "semi")
+
+    def mapped(self, mapping: Mapping[str, exp.Expr]) -> Restriction:
+        return Restriction(tuple(substitute(e, dict(mapping)) for e in self.exprs), self.keys)
+
+    def only(self, sql: Sql, wanted: Mapping[int, exp.Expr]) -> Restriction:
+        """The keys at some positions, with other expressions for them."""
+        names = [self.keys.columns[i] for i in wanted]
+        keys = sql.keep(self.keys, names)
+        return Restriction(tuple(wanted.values()), keys.few() if self.keys.small else keys)
+
+    def reads_only(self, columns: Sequence[str]) -> bool:
+        available = set(columns)
+        return all(column_names(e) <= available for e in self.exprs)
+
+
+class Evaluator:
+    """Writes the relations of one refresh."""
+
+    def __init__(self, sql: Sql, inputs: Mapping[str, InputText], used: Collection[str]) -> None:
+        self.sql = sql
+        self.inputs = inputs
+        self._used = frozenset(used)
+        self._numbers = count()
+        self._types: dict[str, str] = {}
+
+    # -- small things
+
+    def changed(self, node: Node) -> bool:
+        return any(self.inputs[name].changed for name in node.inputs)
+
+    def restriction(
+        self, rel: Rel, values: Sequence[exp.Expr], targets: Sequence[exp.Expr], *, distinct: bool = True
+    ) -> Restriction:
+        """Restrict `targets` to the values that the expressions `values` have in `rel`.
+
+        Making the keys distinct is a shuffle, which is not worth it for plain changes.
+        """
+        number = next(self._numbers)
+        keys = self.sql.select(rel, {f"_hw_k{number}_{i}": text_of(v) for i, v in enumerate(values)})
+        return Restriction(tuple(targets), (self.sql.distinct(keys) if distinct else keys).few())
+
+    def by_columns(self, rel: Rel, columns: Sequence[str], *, distinct: bool = True) -> Restriction:
+        exprs = [col(name) for name in columns]
+        return self.restriction(rel, exprs, exprs, distinct=distinct)
+
+    def _stored(self, node: Scan) -> dict[str, str]:
+        """The wanted columns of an input: internal name, stored name."""
+        return {name: stored for name, stored in node.names.items() if name in self._used or name in node.key}
+
+    def _scan(self, node: Scan, rel: Rel) -> Rel:
+        return self.sql.select(rel, {name: quoted(stored) for name, stored in self._stored(node).items()})
+
+    def canonical(self, rel: Rel, columns: Sequence[str]) -> str:
+        """The canonical text of internal columns. A name has one type in the whole tree: it is asked for once."""
+        if any(c not in self._types for c in columns):
+            found = self.sql.types(rel)
+            self._types |= {c: found[c] for c in rel.columns}
+        return canonical(self._types, columns)
+
+    # -- rows
+
+    def rows(self, node: Node, version: Version = "after", restriction: Restriction | None = None) -> Rel:
+        if version == "before" and not self.changed(node):
+            version = "after"
+        if restriction is not None and not restriction.exprs:
+            restriction = None
+        match node:
+            case Scan():
+                return self._scan_rows(node, version, restriction)
+            case OneRow():
+                name = f"_hw_one{next(self._numbers)}"
+                return self.sql.add(f"SELECT 1 AS {name}", (name,))
+            case Project():
+                return self._project_rows(node, version, restriction)
+            case Filter():
+                return self.sql.where(self.rows(node.child, version, restriction), text_of(node.condition))
+            case Join():
+                return self._join_rows(node, version, restriction)
+            case Aggregate():
+                below, above = self._split(restriction, node.group)
+                rel = aggregate(self.sql, node, self.rows(node.child, version, below))
+                return rel if above is None else above.apply(self.sql, rel)
+            case Window():
+                below, above = self._split(restriction, node.by)
+                rel = self._with(self.rows(node.child, version, below), node.functions)
+                return rel if above is None else above.apply(self.sql, rel)
+            case UnionAll():
+                return self._union_rows(node, version, restriction)
+            case SetOp():
+                return self._set_rows(node, version, restriction)
+            case Limit():
+                rel = self._limit(node, self.rows(node.child, version))
+                return rel if restriction is None else restriction.apply(self.sql, rel)
+        raise AssertionError(f"no rows for {type(node).__name__}")
+
+    def _scan_rows(self, node: Scan, version: Version, restriction: Restriction | None) -> Rel:
+        found = self.inputs[node.input]
+        columns = list(self._stored(node).values())
+        if restriction is None:
+            return self._scan(node, found.rows(self.sql, version, columns))
+        names = [e.name if isinstance(e, exp.Column) else None for e in restriction.exprs]
+        if sorted(map(str, names)) == sorted(node.key):
+            keys = [restriction.keys.columns[names.index(k)] for k in node.key]
+            few = self.sql.keep(restriction.keys, keys)
+            few = few.few() if restriction.keys.small else few
+            return self._scan(node, found.lookup(self.sql, version, columns, few))
+        return restriction.apply(self.sql, self._scan(node, found.rows(self.sql, version, columns)))
+
+    def _split(
+        self, restriction: Restriction | None, columns: tuple[str, ...]
+    ) -> tuple[Restriction | None, Restriction | None]:
+        """(what may be pushed below an operator that these columns partition, what must be applied above it)."""
+        if restriction is None or restriction.reads_only(columns):
+            return restriction, None
+        inside = {i: e for i, e in enumerate(restriction.exprs) if column_names(e) and column_names(e) <= set(columns)}
+        return (restriction.only(self.sql, inside) if inside else None), restriction
+
+    def _with(self, df: Rel, exprs: Mapping[str, exp.Expr]) -> Rel:
+        return self.sql.extend(df, {name: text_of(e) for name, e in exprs.items()})
+
+    def _project_rows(self, node: Project, version: Version, restriction: Restriction | None) -> Rel:
+        if restriction is None or not node.generates or restriction.reads_only(node.child.columns):
+            below = restriction.mapped(node.exprs) if restriction is not None else None
+            return self._with(self.rows(node.child, version, below), node.exprs)
+        return restriction.apply(self.sql, self._with(self.rows(node.child, version), node.exprs))
+
+    def _limit(self, node: Limit, df: Rel) -> Rel:
+        order = ", ".join(_ordered(key) for key in node.order)
+        offset = f" OFFSET {node.offset}" if node.offset else ""
+        return self.sql.add(f"SELECT * FROM {df.name} ORDER BY {order} LIMIT {node.limit}{offset}", df.columns)
+
+    def branch(self, node: UnionAll, number: int, df: Rel) -> Rel:
+        branch, columns = node.branches[number]
+        name, part, key = node.identity
+        values = {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}
+        identity = {
+            name: str(number),
+            part: self.canonical(df, branch.part),
+            key: self.canonical(df, branch.key),
+        }
+        return self.sql.select(df, {**values, **identity})
+
+    def _union_rows(self, node: UnionAll, version: Version, restriction: Restriction | None) -> Rel:
+        parts = []
+        for number, (branch, columns) in enumerate(node.branches):
+            below = None
+            if restriction is not None and restriction.reads_only(node.outputs):
+                below = restriction.mapped(dict(zip(node.outputs, map(col, columns), strict=True)))
+            df = self.branch(node, number, self.rows(branch, version, below))
+            # Spark itself pushes a semi join on the branch's text down to the scan.
+            parts.append(df if restriction is None or below is not None else restriction.apply(self.sql, df))
+        return self.sql.union(parts)
+
+    def _set_rows(self, node: SetOp, version: Version, restriction: Restriction | None) -> Rel:
+        sides = []
+        for side, columns in ((node.left, node.left_columns), (node.right, node.right_columns)):
+            mapping: dict[str, exp.Expr] = dict(zip(node.outputs, map(col, columns), strict=True))
+            below = restriction.mapped(mapping) if restriction is not None else None
+            df = self.rows(side, version, below)
+            sides.append(self.sql.select(df, {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}))
+        left, right = sides
+        return self.sql.set_operation(left, right, f"{node.kind.upper()} {'DISTINCT' if node.distinct else 'ALL'}")
+
+    # -- rows of joins
+
+    def _join_rows(self, node: Join, version: Version, restriction: Restriction | None) -> Rel:
+        if node.kind == "full":
+            return self._full_join_rows(node, version, restriction)
+        left, right = self._sides(node, restriction)
+        left_df = self.rows(node.left, version, left)
+        if node.kind != "inner" and left is not None and node.equi:
+            # The right side only matters where the restricted left side has partners.
+            right = self.restriction(left_df, [a for a, _ in node.equi], [b for _, b in node.equi])
+        df = self.join(left_df, self.rows(node.right, version, right), node)
+        if restriction is not None and (left is None or len(left.exprs) < len(restriction.exprs)):
+            df = restriction.apply(self.sql, df)
+        return df
+
+    def _sides(self, node: Join, restriction: Restriction | None) -> tuple[Restriction | None, Restriction | None]:
+        """What of a restriction concerns each side; equal join keys carry it over."""
+        if restriction is None:
+            return None, None
+        twins = {a.sql("spark"): b for a, b in node.equi}
+        lefts: dict[int, exp.Expr] = {}
+        rights: dict[int, exp.Expr] = {}
+        for i, expr in enumerate(restriction.exprs):
+            names = column_names(expr)
+            if names <= set(node.left.columns):
+                lefts[i] = expr
+                if expr.sql("spark") in twins:
+                    rights[i] = twins[expr.sql("spark")]
+            elif names <= set(node.right.columns) and node.kind == "inner":
+                rights[i] = expr
+        left, right = (restriction.only(self.sql, part) if part else None for part in (lefts, rights))
+        return left, right
+
+    def _full_join_rows(self, node: Join, version: Version, restriction: Restriction | None) -> Rel:
+        below, above = self._split(restriction, node.coalesced)
+        left = right = None
+        if below is not None:
+            left = below.mapped({c: a for c, (a, _) in zip(node.coalesced, node.equi, strict=True)})
+            right = below.mapped({c: b for c, (_, b) in zip(node.coalesced, node.equi, strict=True)})
+        df = self.join(self.rows(node.left, version, left), self.rows(node.right, version, right), node)
+        return df if above is None else above.apply(self.sql, df)
+
+    # -- what a change touches
+
+    def touched(self, node: Node) -> Rel | None:
+        """A superset of the rows that differ between the two versions; None if no input changed."""
+        if not self.changed(node):
+            return None
+        if _needs_true_rows(node):
+            return self._recomputed(node)
+        match node:
+            case Scan():
+                return self._scan(node, self._changes_with_old(node))
+            case Project():
+                df = self.touched(node.child)
+                return None if df is None else self._with(df, node.exprs)
+            case Filter():
+                df = self.touched(node.child)
+                return None if df is None else self.sql.where(df, text_of(node.condition))
+            case Join(kind="inner"):
+                return self._inner_touched(node)
+            case Join(kind="left"):
+                return self._left_touched(node)
+            case Join(kind="semi") | Join(kind="anti"):
+                return self._semi_touched(node)
+            case UnionAll():
+                parts = [
+                    self.branch(node, number, df)
+                    for number, (branch, _) in enumerate(node.branches)
+                    if (df := self.touched(branch)) is not None
+                ]
+                return self.sql.union(parts)
+        return self._recomputed(node)
+
+    def _recomputed(self, node: Node) -> Rel:
+        """Rows of the touched partitions in both versions, for operators whose rows depend on other rows."""
+        keys = self.touched_keys(node, node.part) if node.part else None
+        restriction = self.by_columns(keys, node.part, distinct=joins(node)) if keys is not None else None
+        both = self.sql.union([self.rows(node, "before", restriction), self.rows(node, "after", restriction)])
+        if not isinstance(node, Aggregate):
+            return both
+        # A group has one row in each version: two equal ones mean that it did not change.
+        counted = self.sql.group(both, both.columns, {"_hw_n": "count(*)"})
+        return self.sql.keep(self.sql.where(counted, "_hw_n = 1"), both.columns)
+
+    def _inner_touched(self, node: Join) -> Rel:
+        parts = []
+        if (left := self.touched(node.left)) is not None:
+            parts.append(self.join(left.few(), self.everything(node.right), node))
+        if (right := self.touched(node.right)) is not None:
+            parts.append(self.join(self.everything(node.left), right.few(), node))
+        return self.sql.union(parts)
+
+    def _left_touched(self, node: Join) -> Rel:
+        """Matches, and every left row of theirs without a match: it may have none in one of the versions."""
+        parts = []
+        if (left := self.touched(node.left)) is not None:
+            matches = self.join(left.few(), self.everything(node.right), node, "inner")
+            parts += [matches, self._unmatched(left, matches, node)]
+        if (right := self.touched(node.right)) is not None:
+            matches = self.join(self.everything(node.left), right.few(), node, "inner")
+            parts += [matches, self._unmatched(matches, matches, node)]
+        return self.sql.union(parts)
+
+    def _unmatched(self, df: Rel, like: Rel, node: Join) -> Rel:
+        kinds = self.sql.types(like)
+        left = {c: quoted(c) for c in like.columns if c in node.left.columns}
+        nulls = {c: f"CAST(NULL AS {kinds[c]})" for c in like.columns if c not in left}
+        return self.sql.select(df, {**left, **nulls})
+
+    def _semi_touched(self, node: Join) -> Rel:
+        parts = []
+        if (left := self.touched(node.left)) is not None:
+            parts.append(left)
+        if (right := self.touched(node.right)) is not None:
+            parts.append(self.join(self.everything(node.left), right.few(), node, "semi"))
+        return self.sql.union(parts)
+
+    def everything(self, node: Node, needed: Collection[str] | None = None) -> Rel:
+        """A superset of the rows of both versions; of the columns at least those needed (None: all)."""
+        match node:
+            case Join(kind="left" | "semi" | "anti") if needed is not None and set(needed) <= set(node.left.columns):
+                return self.everything(node.left, needed)
+        if not self.changed(node):
+            return self.rows(node)
+        match node:
+            case Scan():
+                old = self.sql.where(self._changes_with_old(node), f"{OP} = {OP_DELETE}")
+                return self.sql.union([self.rows(node), self._scan(node, old)])
+            case Project() if not _needs_true_rows(node):
+                return self._with(self.everything(node.child), node.exprs)
+            case Filter() if not _needs_true_rows(node):
+                return self.sql.where(self.everything(node.child), text_of(node.condition))
+            case Join(kind="inner"):
+                return self.join(self.everything(node.left), self.everything(node.right), node)
+        touched = self.touched(node)
+        return self.rows(node) if touched is None else self.sql.union([self.rows(node), touched])
+
+    def touched_keys(self, node: Node, columns: Sequence[str]) -> Rel | None:
+        """The values of some columns in touched rows, without making the rows where the keys alone will do."""
+        if not self.changed(node):
+            return None
+        wanted = set(columns)
+        match node:
+            case Aggregate() if wanted <= set(node.group):
+                return self.touched_keys(node.child, columns)
+            case Window() if wanted <= set(node.by):
+                return self.touched_keys(node.child, columns)
+            case Filter() if not _keeps_rows(node.child) or _needs_true_rows(node):
+                return self.touched_keys(node.child, columns)
+            case Project() if wanted <= set(node.child.columns):
+                return self.touched_keys(node.child, columns)
+            case Join(kind="left") | Join(kind="semi") | Join(kind="anti") if wanted <= set(node.left.columns):
+                return self._left_keys(node, columns)
+            case Join(kind="full") if wanted <= set(node.coalesced):
+                return self._full_join_keys(node, columns)
+            case SetOp():
+                parts = []
+                for side, own in ((node.left, node.left_columns), (node.right, node.right_columns)):
+                    if (df := self.touched(side)) is not None:
+                        mapping = dict(zip(node.outputs, own, strict=True))
+                        parts.append(self.sql.select(df, {c: quoted(mapping[c]) for c in columns}))
+                return self.sql.union(parts)
+        df = self.touched(node)
+        return None if df is None else self.sql.keep(df, columns)
+
+    def _left_keys(self, node: Join, columns: Sequence[str]) -> Rel:
+        """Keys of the left side: of its own changes, and of the partners of the right side's changes."""
+        parts = []
+        if (left := self.touched_keys(node.left, columns)) is not None:
+            parts.append(left)
+        if (right := self.touched(node.right)) is not None:
+            condition = column_names(node.condition) if node.condition is not None else set()
+            needed = {*columns, *(condition & set(node.left.columns))}
+            partners = self.join(self.everything(node.left, needed), right.few(), node, "semi")
+            parts.append(self.sql.keep(partners, columns))
+        return self.sql.union(parts)
+
+    def _full_join_keys(self, node: Join, columns: Sequence[str]) -> Rel:
+        parts = []
+        for side, position in ((node.left, 0), (node.right, 1)):
+            if (df := self.touched(side)) is not None:
+                exprs = {c: pair[position] for c, pair in zip(node.coalesced, node.equi, strict=True)}
+                parts.append(self.sql.select(df, {c: text_of(exprs[c]) for c in columns}))
+        return self.sql.union(parts)
+
+    def join(self, left: Rel, right: Rel, node: Join, kind: str | None = None) -> Rel:
+        """The two sides joined as the node says, or as another kind."""
+        kind = kind or node.kind
+        condition = text_of(node.condition) if node.condition is not None else None
+        rel = self.sql.join(left, right, condition, kind)
+        if kind == "full" and node.coalesced:
+            pairs = zip(node.coalesced, node.equi, strict=True)
+            rel = self.sql.extend(rel, {name: f"coalesce({text_of(a)}, {text_of(b)})" for name, (a, b) in pairs})
+        return rel
+
+    def marked_changes(self, node: Scan, marks: Mapping[str, str]) -> Rel:
+        """The changes of an input, old and new rows, with further columns made of `_op`."""
+        names = {name: quoted(stored) for name, stored in self._stored(node).items()}
+        return self.sql.select(self._changes_with_old(node), {**names, **marks})
+
+    def flagged_changes(self, node: Scan, marks: Mapping[str, str]) -> Rel:
+        """The net changes of an input with further columns made of `_op`."""
+        names = self._stored(node)
+        changes = self.inputs[node.input].changes(self.sql, list(names.values()))
+        return self.sql.select(changes, {**{name: quoted(stored) for name, stored in names.items()}, **marks})
+
+    def _changes_with_old(self, node: Scan) -> Rel:
+        return self.inputs[node.input].changes_with_old(self.sql, list(self._stored(node).values()))
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Whether the touched rows of a node are had without recomputing partitions, so that a filter on them is cheap."""
+    match node:
+        case Scan() | UnionAll():
+            return True
+        case Project() | Filter():
+            return _keeps_rows(node.child)
+        case Join():
+            return node.kind != "full" and _keeps_rows(node.left)
+    return False
+
+
+def _needs_true_rows(node: Node) -> bool:
+    """Whether an operator may fail on pairs of rows that only a superset has: old ones joined with new ones."""
+    match node:
+        case Project():
+            return joins(node.child) and any_may_fail(node.exprs.values())
+        case Filter():
+            return joins(node.child) and may_fail(node.condition)
+    return False
+
+
+def joins(node: Node) -> bool:
+    """Whether there is a join in the tree: one changed row may then touch many."""
+    match node:
+        case Join():
+            return True
+        case Project() | Filter() | Aggregate() | Window() | Limit():
+            return joins(node.child)
+        case UnionAll():
+            return any(joins(branch) for branch, _ in node.branches)
+        case SetOp():
+            return joins(node.left) or joins(node.right)
+    return False
+
+
+def aggregate(sql: Sql, node: Aggregate, rel: Rel) -> Rel:
+    if not node.aggregates:
+        return sql.distinct(sql.select(rel, {c: quoted(c) for c in node.group}))
+    return sql.group(rel, node.group, {name: text_of(e) for name, e in node.aggregates.items()})
+
+
+def _ordered(key: exp.Expr) -> str:
+    descending = bool(key.args.get("desc"))
+    nulls_first = key.args.get("nulls_first")
+    first = nulls_first if nulls_first is not None else not descending
+    value = text_of(key.this if isinstance(key, exp.Ordered) else key)
+    return f"{value} {'DESC' if descending else 'ASC'} NULLS {'FIRST' if first else 'LAST'}"

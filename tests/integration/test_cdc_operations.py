@@ -1,0 +1,199 @@
+"""A source over TLS and what is done to captured tables while they run: real servers, one engine for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_world import World, open_world
+from headwater.errors import HeadwaterError, UsageError
+from headwater.testing.servers import PostgresServer
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+def with_certificate(server: PostgresServer) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl")
+    make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", server.data / "server.key"]
+    subprocess.run([*make, *files, "-out", server.data / "server.crt"], check=True, capture_output=True)
+    owner = server.data.stat()
+    for name in ("server.key", "server.crt"):
+        os.chown(server.data / name, owner.st_uid, owner.st_gid)
+        os.chmod(server.data / name, 0o600)
+    server.restart(settings={"ssl": "on"})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("operations")
+    certificate = folder / "ca.crt"
+
+    def prepare(server: PostgresServer) -> None:
+        with_certificate(server)
+        shutil.copy(server.data / "server.crt", certificate)
+
+    options = f", ssl.mode='verify-full', ssl.root.cert='{certificate}'"
+    with open_world(folder / "data", options=options, prepare=prepare) as found:
+        yield found
+
+
+def encrypted(world: World) -> dict[str, bool]:
+    """By name of the application: whether its connections use TLS."""
+    rows = world.db.execute(
+        "SELECT application_name, bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) "
+        "WHERE application_name LIKE 'headwater%' GROUP BY 1"
+    ).fetchall()
+    return {str(name): bool(ssl) for name, ssl in rows}
+
+
+def source_options(world: World, folder: Path, **more: str) -> str:
+    server = world.server
+    options = {
+        "connector": "postgres-cdc",
+        "hostname": server.host,
+        "port": str(server.port),
+        "username": server.user,
+        "password": "${HW_TEST_PASSWORD}",
+        "database.name": server.database,
+        **{k.replace("_", "."): v for k, v in more.items()},
+    }
+    return ", ".join(f"{k}='{v}'" for k, v in options.items())
+
+
+def test_copy_and_stream_are_encrypted_and_the_server_is_verified(world: World, tmp_path: Path) -> None:
+    world.sql(
+        "CREATE TABLE sec (id int PRIMARY KEY, v text); INSERT INTO sec SELECT i, 'v' FROM generate_series(1, 500) i"
+    )
+    world.capture("public.sec", "sec", "backfill.rate_limit='200'")
+    seen: dict[str, bool] = {}
+
+    def copied() -> bool:
+        seen.update(encrypted(world))
+        return world.state("sec") == "live"
+
+    world.until(copied)
+    world.sql("UPDATE sec SET v = 'w' WHERE id < 10")
+    world.assert_equal("sec", "sec")
+    seen.update(encrypted(world))
+    assert {"headwater backfill", "headwater headwater"} <= set(seen)
+    assert all(seen.values()), seen
+    other = tmp_path / "other.crt"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-days", "2"]
+    subprocess.run([*make, "-keyout", tmp_path / "key", "-out", other], check=True, capture_output=True)
+    options = source_options(world, tmp_path, ssl_mode="verify-ca", ssl_root_cert=str(other), slot_name="tls")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute(f"CREATE SOURCE badly WITH ({options})")
+    assert caught.value.code == "SOURCE_TLS"
+
+
+def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(world: World) -> None:
+    world.sql("CREATE TABLE slow (id int PRIMARY KEY, v text)")
+    world.sql("INSERT INTO slow SELECT i, repeat('x', 500) FROM generate_series(1, 4000) i; ANALYZE slow")
+    world.capture("public.slow", "slow", "backfill.rate_limit='100', backfill.parallelism='1'")
+    world.until(lambda: bool(world.splits("slow")))
+    assert len(world.splits("slow")) == 1
+    time.sleep(4)
+    # One split of 4000 rows: were the limit only between splits, it would be here by now.
+    assert world.splits("slow")[0]["state"] == "PLANNED"
+    world.sql("UPDATE slow SET v = 'y' WHERE id % 100 = 0")
+    world.engine.execute("ALTER TABLE slow SET BACKFILL_RATE_LIMIT = 0")
+    world.engine.execute("ALTER TABLE slow SET PARALLELISM = 3")
+    time.sleep(2)
+    assert world.splits("slow")[0]["state"] == "PLANNED"
+    world.engine.execute("ALTER TABLE slow SET BACKFILL_RATE_LIMIT = DEFAULT")
+    world.live("slow")
+    world.assert_equal("slow", "slow")
+
+
+def test_tables_are_added_dropped_and_resynced_while_others_run(world: World) -> None:
+    world.sql(
+        "CREATE TABLE stays (id int PRIMARY KEY, v int); INSERT INTO stays SELECT i, 0 FROM generate_series(1, 300) i"
+    )
+    world.sql(
+        "CREATE TABLE comes (id int PRIMARY KEY, v int); INSERT INTO comes SELECT i, 0 FROM generate_series(1, 300) i"
+    )
+    world.capture("public.stays", "stays", "backfill.num_rows_per_split='50', backfill.rate_limit='100'")
+    world.capture("public.comes", "goes", "backfill.rate_limit='10'")
+    world.until(lambda: bool(world.splits("goes")))
+    world.engine.execute("DROP TABLE goes")
+    world.sql("UPDATE stays SET v = 1; UPDATE comes SET v = 1; INSERT INTO comes VALUES (1000, 2)")
+    world.capture("public.comes", "comes")
+    world.live("comes", "stays")
+    world.assert_equal("comes", "comes")
+    world.engine.execute("RESYNC stays")
+    world.sql("DELETE FROM stays WHERE id < 100; INSERT INTO comes VALUES (1001, 3)")
+    world.live("stays")
+    world.assert_equal("stays", "stays")
+    world.assert_equal("comes", "comes")
+
+
+def test_partitions_are_captured_through_their_root(world: World) -> None:
+    world.sql("CREATE TABLE part (id int, region text, v int, PRIMARY KEY (id, region)) PARTITION BY LIST (region)")
+    world.sql("CREATE TABLE part_a PARTITION OF part FOR VALUES IN ('a')")
+    world.sql("CREATE TABLE part_b PARTITION OF part FOR VALUES IN ('b') PARTITION BY RANGE (id)")
+    world.sql("CREATE TABLE part_b1 PARTITION OF part_b FOR VALUES FROM (0) TO (1000000)")
+    world.sql("INSERT INTO part SELECT i, CASE WHEN i % 2 = 0 THEN 'a' ELSE 'b' END, 0 FROM generate_series(1, 500) i")
+    world.capture("public.part", "part", "backfill.num_rows_per_split='100'")
+    world.live("part")
+    world.sql("UPDATE part SET region = 'b' WHERE id = 2; UPDATE part SET v = 9 WHERE id < 10")
+    world.sql("DELETE FROM part_a WHERE id > 490")
+    world.sql("CREATE TABLE part_c PARTITION OF part FOR VALUES IN ('c'); INSERT INTO part VALUES (1, 'c', 5)")
+    world.assert_equal("part", "part")
+
+
+def test_a_subset_of_the_columns_and_only_changes(world: World) -> None:
+    world.sql("CREATE TABLE sub (id int PRIMARY KEY, a numeric(10,2), b text); INSERT INTO sub VALUES (1, 1.5, 'x')")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute("CREATE TABLE sub (id INT PRIMARY KEY, a DOUBLE) FROM shop TABLE 'public.sub'")
+    assert (caught.value.code, "DECIMAL(10,2)" in caught.value.hint) == ("COLUMN_TYPE_DIFFERS", True)
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute("CREATE TABLE sub (a, b) FROM shop TABLE 'public.sub'")
+    assert caught.value.code == "KEY_COLUMN_LEFT_OUT"
+    world.engine.execute(
+        "CREATE TABLE sub (b STRING, id INT PRIMARY KEY) FROM shop TABLE 'public.sub' WITH (snapshot='false')"
+    )
+    assert world.state("sub") == "live"
+    world.sql("INSERT INTO sub VALUES (2, 2, 'y'), (3, 3, 'z'); DELETE FROM sub WHERE id < 3; UPDATE sub SET a = 0")
+    world.settle()
+    assert world.rows("sub") == [("z", 3)]
+
+
+def test_what_was_there_is_used_and_stays_and_missing_rights_come_with_the_sql(world: World, tmp_path: Path) -> None:
+    world.sql("CREATE TABLE owned (id int PRIMARY KEY); CREATE TABLE foreign_one (id int PRIMARY KEY)")
+    world.sql("CREATE PUBLICATION theirs FOR TABLE owned")
+    world.sql("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
+    world.sql("CREATE ROLE limited LOGIN REPLICATION PASSWORD 'limited'; GRANT SELECT ON owned, foreign_one TO limited")
+    secret = tmp_path / "secret"  # a file: Spark's workers have the environment of their start
+    secret.write_text("limited")
+    options = {
+        "username": "limited",
+        "password": f"${{file:{secret}}}",
+        "slot_name": "theirs",
+        "publication_name": "theirs",
+    }
+    world.engine.execute(f"CREATE SOURCE theirs WITH ({source_options(world, tmp_path, **options)})")
+    world.engine.execute("CREATE TABLE owned (*) FROM theirs TABLE 'public.owned'")
+    world.live("owned")
+    with pytest.raises(HeadwaterError) as caught:
+        world.engine.execute("CREATE TABLE foreign_one (*) FROM theirs TABLE 'public.foreign_one'")
+    assert caught.value.code == "SOURCE_PERMISSION"
+    assert 'ALTER PUBLICATION "theirs" ADD TABLE "public"."foreign_one"' in caught.value.hint
+    options |= {"publication_name": "none", "slot_name": "none"}
+    with pytest.raises(HeadwaterError) as caught:
+        world.engine.execute(f"CREATE SOURCE none WITH ({source_options(world, tmp_path, **options)})")
+    assert 'CREATE PUBLICATION "none"' in caught.value.hint
+    world.engine.execute("DROP SOURCE theirs CASCADE")
+    found = world.db.execute(
+        "SELECT count(*) FROM pg_publication WHERE pubname = 'theirs' UNION ALL "
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'theirs'"
+    ).fetchall()
+    assert found == [(1,), (1,)]

@@ -1,0 +1,209 @@
+"""Columns that come, go and change at the source, and publications that do, on a real Postgres and one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cdc_world import World, open_world
+from headwater.errors import HeadwaterError, UsageError
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with open_world(tmp_path_factory.mktemp("shapes") / "data") as found:
+        yield found
+
+
+def columns(world: World, name: str) -> list[str]:
+    return list(world.engine.table(name).df().columns)
+
+
+def has(world: World, name: str, expected: list[str]) -> None:
+    world.until(lambda: columns(world, name) == expected and world.state(name) == "live")
+
+
+def failed_with(world: World, name: str, code: str, text: str = "") -> dict[str, str]:
+    """The error with which a table has stopped."""
+
+    def found() -> list[dict[str, str]]:
+        errors = [e for e in world.engine.status()["errors"] if e["name"] == name]
+        return [e for e in errors if e["code"] == code and text in e["message"]]
+
+    world.until(lambda: world.state(name) == "failed" and bool(found()))
+    return found()[-1]
+
+
+def healed(world: World, name: str) -> None:
+    """The table was copied anew: it is live, and as the source."""
+    world.until(lambda: world.rows(name) == world.source_rows(name))
+    world.live(name)
+    world.assert_equal(name, name)
+
+
+def make(world: World, name: str, policy: str = "", body: str = "id int PRIMARY KEY, a int, b text") -> None:
+    world.sql(f"CREATE TABLE {name} ({body}); INSERT INTO {name} SELECT i, i, 'b' || i FROM generate_series(1, 50) i")
+    world.capture(f"public.{name}", name, f"schema.change.behavior='{policy}'" if policy else "")
+
+
+def test_a_new_column_appears_with_what_the_source_shows_in_old_rows_and_views_keep_theirs(world: World) -> None:
+    make(world, "grow")  # lenient, by default
+    world.live("grow")
+    world.engine.execute("CREATE MATERIALIZED VIEW everything AS SELECT * FROM grow WHERE id < 10")
+    world.sql("ALTER TABLE grow ADD c int DEFAULT 7, ADD d float8 DEFAULT random(); UPDATE grow SET a = 0 WHERE id = 1")
+    has(world, "grow", ["id", "a", "b", "c", "d"])
+    world.assert_equal("grow", "grow")
+    world.sql("INSERT INTO grow VALUES (0, 1, 'new', 8, 0.5); DELETE FROM grow WHERE id = 2")
+    world.assert_equal("grow", "grow")
+    assert columns(world, "everything") == ["id", "a", "b"]
+    assert world.rows("everything") == sorted(
+        world.source_rows("(SELECT id, a, b FROM grow WHERE id < 10) x"), key=repr
+    )
+    notices = [e for e in world.engine.status()["errors"] if e["name"] == "grow"]
+    assert [(e["code"], "column c is new" in e["message"]) for e in notices] == [("SOURCE_SCHEMA_CHANGED", True)]
+
+
+@pytest.mark.slow
+def test_a_dropped_or_renamed_column_stays_with_nulls_while_a_view_reads_the_table(world: World) -> None:
+    make(world, "shrink", "evolve")
+    world.live("shrink")
+    world.engine.execute("CREATE MATERIALIZED VIEW uses_b AS SELECT id, b FROM shrink WHERE id < 3")
+    world.sql("ALTER TABLE shrink RENAME b TO bb; UPDATE shrink SET a = -a WHERE id = 1")
+    has(world, "shrink", ["id", "a", "b", "bb"])
+    world.settle()
+    expected = [(i, a, None, b) for i, a, b in world.source_rows("shrink")]
+    assert world.rows("shrink") == sorted(expected, key=repr)
+    assert world.rows("uses_b") == [(1, None), (2, None)]
+    world.engine.execute("DROP MATERIALIZED VIEW uses_b")
+    world.sql("ALTER TABLE shrink DROP a; INSERT INTO shrink VALUES (100, 'x')")
+    has(world, "shrink", ["id", "bb"])  # nobody uses them any more
+    world.assert_equal("shrink", "shrink")
+
+
+@pytest.mark.slow
+def test_evolve_widens_a_column_and_anything_else_stops_the_table_alone(world: World) -> None:
+    make(world, "wide", "evolve")
+    make(world, "other", "evolve")
+    world.live("wide", "other")
+    world.sql("ALTER TABLE wide ALTER a TYPE bigint; UPDATE wide SET a = 5000000000 WHERE id = 3")
+    world.until(lambda: dict(world.engine.table("wide").df().dtypes)["a"] == "bigint")
+    world.live("wide")
+    world.assert_equal("wide", "wide")
+    before = world.rows("other")
+    world.sql("ALTER TABLE other ALTER a TYPE text USING 'x' || a; UPDATE other SET b = 'z'")
+    error = failed_with(world, "other", "SOURCE_SCHEMA_CHANGED", "column a is STRING, and was INT")
+    assert "CREATE it again" in error["hint"]
+    world.sql("INSERT INTO wide VALUES (200, 1, 'on')")
+    world.assert_equal("wide", "wide")
+    assert world.rows("other") == before
+
+
+def test_exception_stops_at_any_change_and_resync_takes_the_new_definition(world: World) -> None:
+    make(world, "strict", "exception")
+    world.live("strict")
+    world.sql("ALTER TABLE strict ADD c int DEFAULT 1; INSERT INTO strict VALUES (99, 1, 'x', 2)")
+    failed_with(world, "strict", "SOURCE_SCHEMA_CHANGED", "column c is new")
+    assert len(world.rows("strict")) == 50
+    world.engine.execute("RESYNC strict")
+    has(world, "strict", ["id", "a", "b", "c"])
+    world.assert_equal("strict", "strict")
+
+
+def test_ignore_and_a_column_list_keep_their_columns(world: World) -> None:
+    make(world, "fixed", "ignore")
+    world.engine.execute(
+        "CREATE TABLE listed (id, a) FROM shop TABLE 'public.fixed' WITH (schema.change.behavior='exception')"
+    )
+    world.live("fixed", "listed")
+    world.sql("ALTER TABLE fixed ADD c int DEFAULT 1, DROP b; UPDATE fixed SET a = 1000 WHERE id < 3")
+    world.settle()
+    assert columns(world, "fixed") == ["id", "a", "b"]
+    found = {r[0]: r[1:] for r in world.rows("fixed")}
+    assert found[1] == (1000, None) and found[3] == (3, "b3")  # rows written since have no b
+    assert world.rows("listed") == sorted(world.source_rows("(SELECT id, a FROM fixed) x"), key=repr)
+    assert (world.state("fixed"), world.state("listed")) == ("live", "live")
+
+
+@pytest.mark.slow
+def test_a_column_dropped_during_the_copy_begins_it_anew(world: World) -> None:
+    make(world, "midway", "evolve")
+    world.engine.execute("DROP TABLE midway")
+    options = "schema.change.behavior='evolve', backfill.num_rows_per_split='10', backfill.rate_limit='5'"
+    world.capture("public.midway", "midway", options)
+    world.until(lambda: any(s["state"] == "HANDED_OVER" for s in world.splits("midway")))
+    world.sql("ALTER TABLE midway DROP a, ADD c text DEFAULT 'd'")
+    world.engine.execute("ALTER TABLE midway SET BACKFILL_RATE_LIMIT = DEFAULT")
+    has(world, "midway", ["id", "b", "c"])
+    world.assert_equal("midway", "midway")
+
+
+@pytest.mark.slow
+def test_a_table_without_a_key_follows_a_change_of_columns_exactly(world: World) -> None:
+    world.sql("CREATE TABLE loose (a int, b text); ALTER TABLE loose REPLICA IDENTITY FULL")
+    world.sql("INSERT INTO loose SELECT i % 3, 'b' FROM generate_series(1, 30) i")
+    world.capture("public.loose", "loose")
+    world.live("loose")
+    one = "ctid = (SELECT min(ctid) FROM loose)"
+    world.sql(
+        f"ALTER TABLE loose ADD c int DEFAULT 4; DELETE FROM loose WHERE {one}; INSERT INTO loose VALUES (0, 'b', 4)"
+    )
+    has(world, "loose", ["a", "b", "c"])
+    world.assert_equal("loose", "loose")
+    world.sql(f"ALTER TABLE loose DROP b; DELETE FROM loose WHERE {one}; UPDATE loose SET a = 9 WHERE {one}")
+    world.until(lambda: any(row[0] == 9 for row in world.rows("loose")))
+    world.live("loose")
+    world.settle()
+    assert world.rows("loose") == sorted([(a, None, c) for a, c in world.source_rows("loose")], key=repr)
+
+
+@pytest.mark.slow
+def test_a_key_that_changes_stops_the_table_with_the_reason(world: World) -> None:
+    make(world, "keyed")
+    world.live("keyed")
+    world.sql("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey, ADD PRIMARY KEY (a); UPDATE keyed SET b = 'q'")
+    failed_with(world, "keyed", "REPLICA_IDENTITY_MISSING")
+    with pytest.raises(HeadwaterError) as caught:
+        world.engine.execute("RESYNC keyed")
+    assert "its key is (a), and was (id)" in caught.value.message
+
+
+# -- publications ----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_taken_out_of_the_publication_and_put_in_again_is_copied_anew(world: World) -> None:
+    make(world, "away")
+    world.live("away")
+    world.sql("ALTER PUBLICATION headwater DROP TABLE away")
+    world.sql("DELETE FROM away WHERE id < 10; UPDATE away SET a = 1 WHERE id = 20")
+    world.sql("ALTER PUBLICATION headwater ADD TABLE away; INSERT INTO away VALUES (300, 3, 'x')")
+    world.until(lambda: "SOURCE_TABLE_UNPUBLISHED" in [e["code"] for e in world.engine.status()["errors"]])
+    healed(world, "away")
+    world.sql("ALTER PUBLICATION headwater DROP TABLE away; DELETE FROM away WHERE id < 20")
+    healed(world, "away")  # put in again by us
+
+
+@pytest.mark.slow
+def test_a_publication_that_was_dropped_is_made_again_and_every_table_copied_anew(world: World) -> None:
+    make(world, "published")
+    world.live("published")
+    world.sql("DROP PUBLICATION headwater")
+    world.sql("UPDATE published SET a = 0; DELETE FROM published WHERE id = 1")
+    world.until(lambda: "SOURCE_PUBLICATION_LOST" in [e["code"] for e in world.engine.status()["errors"]])
+    healed(world, "published")
+
+
+def test_generated_columns_are_left_out_with_a_notice_or_refused_by_name(world: World) -> None:
+    world.sql("CREATE TABLE gen (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, v text)")
+    world.sql("INSERT INTO gen (id, v) VALUES (1, 'x')")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute("CREATE TABLE gen (id, twice) FROM shop TABLE 'public.gen'")
+    assert (caught.value.code, "twice" in caught.value.message) == ("GENERATED_COLUMN", True)
+    world.capture("public.gen", "gen")
+    world.live("gen")
+    world.sql("INSERT INTO gen (id, v) VALUES (2, NULL); UPDATE gen SET id = 3 WHERE id = 1")
+    world.settle()
+    assert world.rows("gen") == [(2, None), (3, "x")]
+    assert [e["code"] for e in world.engine.status()["errors"] if e["name"] == "gen"] == ["COLUMNS_LEFT_OUT"]

@@ -1,0 +1,194 @@
+"""The first five minutes as a new user has them: `init`, `check`, the tutorial word for word, and the demo."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from headwater.cli.commands import app
+from headwater.cli.output import print_result
+from headwater.testing.servers import PostgresServer
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
+BLOCK = re.compile(r"^```(sql postgres|sql|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+WAIT_S = 300  # on a machine that does much else
+
+
+def connection_flags(server: PostgresServer, role: str, database: str) -> list[str]:
+    flags = ["--hostname", server.host, "--port", str(server.port), "--username", role, "--database", database]
+    return [*flags, "--slot", f"slot_{database}"]
+
+
+# -- init and check -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(postgres18: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
+    """A database with three tables and a role that has no rights there yet."""
+    postgres18.execute("DROP DATABASE IF EXISTS setup_test", "DROP ROLE IF EXISTS newcomer")
+    postgres18.create_database("setup_test")
+    postgres18.execute(
+        "CREATE ROLE newcomer LOGIN PASSWORD 'a-test-password'",
+        "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(10,2))",
+        "CREATE TABLE log (line text)",
+        "CREATE SCHEMA crm",
+        'CREATE TABLE crm."Contact" (id int PRIMARY KEY)',
+        database="setup_test",
+    )
+    monkeypatch.setenv("PGPASSWORD", "a-test-password")
+    yield postgres18
+    postgres18.execute("DROP DATABASE setup_test WITH (FORCE)", "DROP ROLE newcomer")
+
+
+def test_check_names_the_sql_for_what_is_missing_and_is_content_once_it_was_run(limited: PostgresServer) -> None:
+    arguments = ["check", *connection_flags(limited, "newcomer", "setup_test"), "--table", "public.orders"]
+    before = CliRunner().invoke(app, arguments)
+    assert before.exit_code == 1
+    fixes = re.findall(r"run: (.*)", before.stdout)
+    assert any(f.startswith("ALTER ROLE") for f in fixes)
+    assert any("GRANT SELECT" in f for f in fixes)
+    limited.execute(*fixes, database="setup_test")
+    after = CliRunner().invoke(app, arguments)
+    assert after.exit_code == 0, after.stdout
+    assert "WRONG" not in after.stdout
+
+
+def test_init_writes_a_file_that_check_can_read(limited: PostgresServer, tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.sql"
+    made = CliRunner().invoke(app, ["init", str(file), *connection_flags(limited, "newcomer", "setup_test")])
+    assert made.exit_code == 0, made.output
+    text = file.read_text()
+    assert "CREATE TABLE orders (*) FROM source_db TABLE 'public.orders';" in text
+    assert "CREATE TABLE `crm_Contact` (*) FROM source_db TABLE 'crm.Contact';" in text
+    assert "-- public.log cannot be captured" in text
+    assert "a-test-password" not in text
+    checked = CliRunner().invoke(app, ["check", str(file)])
+    assert checked.exit_code == 1
+    assert "crm.Contact" in checked.stdout
+
+
+def test_init_refuses_a_table_that_is_not_there(limited: PostgresServer, tmp_path: Path) -> None:
+    arguments = ["init", str(tmp_path / "x.sql"), *connection_flags(limited, "newcomer", "setup_test")]
+    result = CliRunner().invoke(app, [*arguments, "--table", "ordres"])
+    assert "the source has no table ordres" in str(result.exception)
+    assert not (tmp_path / "x.sql").exists()
+
+
+# -- the tutorial ---------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Somebody who follows the tutorial to the letter, on a server of their own."""
+
+    def __init__(self, engine: Any, server: PostgresServer) -> None:
+        self.engine = engine
+        self.server = server
+        self.shown = ""
+
+    def do(self, kind: str, text: str) -> None:
+        print(f"{time.strftime('%X')} {kind}: {text}")  # pytest shows it when something fails
+        match kind:
+            case "sql postgres":
+                self.server.execute(*(x for x in text.split(";\n") if x.strip()), database="shop")
+                self._wait_for_source()
+            case "sql":
+                self._statements(text)
+            case "text":
+                assert self.shown == text
+
+    def _statements(self, text: str) -> None:
+        mine = text.replace("'localhost'", f"'{self.server.host}'").replace("'5432'", f"'{self.server.port}'")
+        results = self.engine.execute(mine.replace("'app'", f"'{self.server.user}'"))
+        last = results[-1]
+        out = io.StringIO()
+        if last is not None:
+            with contextlib.redirect_stdout(out):
+                print_result({"columns": last.columns, "rows": last.rows}, "table")
+        self.shown = out.getvalue()
+
+    def look_back(self) -> None:
+        """What the tutorial only describes: past epochs, and the changes between two."""
+        found = self.engine.execute("SELECT DISTINCT epoch FROM hw_catalog.hw_epochs ORDER BY epoch")
+        first, last = (int(found[0].rows[i]["epoch"]) for i in (-2, -1))
+        then = self.engine.execute(f"SELECT count(*) AS n FROM regions VERSION AS OF {last}")
+        assert then[0].rows == [{"n": 3}]
+        changes = self.engine.execute(f"SELECT * FROM table_changes('regions', {first}, {last})")
+        assert changes[0].rows == []
+
+    def _wait_for_source(self) -> None:
+        """`A second later`: until a committed epoch holds what was written on the source."""
+        from headwater.connectors.postgres.client import parse_lsn
+
+        with self.server.connect("shop") as connection:
+            row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
+        assert row is not None
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            positions = [parse_lsn(x["position"]) for x in self.engine.status()["sources"]]
+            if all(p >= parse_lsn(str(row[0])) for p in positions):
+                return
+            time.sleep(0.5)
+        raise AssertionError("the engine did not follow the source")
+
+
+@pytest.mark.slow
+def test_tutorial_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwater.api import Engine
+
+    with PostgresServer("embedded") as server:
+        server.create_database("shop")
+        monkeypatch.setenv("PGPASSWORD", server.password)
+        with Engine(tmp_path / "data", master="local[2]") as engine:
+            reader = Reader(engine, server)
+            for match in BLOCK.finditer(TUTORIAL.read_text()):
+                reader.do(match[1], match[2])
+            reader.look_back()
+        with server.connect("shop") as connection:
+            assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
+            assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+
+
+# -- the demo -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for temporary files that the server can enter too: it may run as another user."""
+    with tempfile.TemporaryDirectory(prefix="demo-test-") as name:
+        os.chmod(name, 0o711)
+        yield Path(name)
+
+
+@pytest.mark.slow
+def test_demo_ends_with_everything_equal_and_nothing_left(place: Path) -> None:
+    command = [sys.executable, "-m", "headwater.cli", "demo", "--rows", "20000", "--seconds", "3"]
+    environment = {**os.environ, "TMPDIR": str(place), "HEADWATER_DRIVER_MEMORY": "1g"}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=800, env=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    for part in ("kill -9", "table orders", "view revenue", "sink revenue_out", "everything is equal"):
+        assert part in run.stdout
+    assert "\x1b" not in run.stdout, "without a terminal there are only plain lines"
+    assert list(place.glob("headwater-*")) == []
+    assert _processes_with(str(place)) == []
+
+
+def _processes_with(text: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if text in line:
+            found.append(line)
+    return found

@@ -1,0 +1,240 @@
+"""Views on a running engine: several levels at one epoch, failures of one view alone, Python functions, rules."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+from headwater import Engine
+from headwater.errors import UsageError
+
+pytestmark = pytest.mark.spark
+PATIENCE_S = 240.0
+FUNCTION = """
+def tier(amount):
+    if amount is None:
+        raise ValueError("an amount is missing")
+    if amount < 0:
+        raise ValueError(f"negative: {amount}")
+    return "large" if amount >= 100 else "small"
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(
+        tmp_path_factory.mktemp("views"), settings={"barrier_interval_ms": "200", "vnode_count": "4"}
+    ) as engine:
+        engine.sql("CREATE TABLE o (id BIGINT PRIMARY KEY, c BIGINT, amount BIGINT)")
+        engine.sql("CREATE TABLE c (c BIGINT PRIMARY KEY, country STRING, rate BIGINT)")
+        engine.sql("INSERT INTO c VALUES (1, 'DE', 2), (2, 'FR', 4), (3, 'FR', 5)")
+        engine.sql("INSERT INTO o VALUES (1, 1, 10), (2, 2, 200), (3, 2, 30), (4, 3, 400)")
+        yield engine
+
+
+def rows(engine: Engine, query: str) -> list[tuple[Any, ...]]:
+    return sorted((tuple(r) for r in engine.sql(query).collect()), key=repr)
+
+
+def until(what: Callable[[], bool], why: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end, why
+        time.sleep(0.2)
+
+
+def state(engine: Engine, name: str) -> str:
+    return str(rows(engine, f"SELECT state FROM hw_catalog.hw_jobs WHERE name = '{name}'")[0][0])
+
+
+def messages(engine: Engine, name: str) -> list[str]:
+    return [r[0] for r in rows(engine, f"SELECT message FROM hw_catalog.hw_errors WHERE name = '{name}'")]
+
+
+def at_epoch(engine: Engine, name: str, epoch: int) -> list[tuple[Any, ...]] | None:
+    """A view's rows; None before it was live."""
+    try:
+        return rows(engine, f"SELECT * FROM {name} VERSION AS OF {epoch}")
+    except UsageError as error:
+        if error.code != "EPOCH_NOT_AVAILABLE":
+            raise
+        return None
+
+
+def created(engine: Engine, name: str, query: str) -> None:
+    engine.sql(f"CREATE MATERIALIZED VIEW {name} AS {query}")
+    engine.sql("WAIT")
+
+
+LEVELS = {
+    "per_customer": "SELECT c, sum(amount) AS total, count(*) AS n FROM o GROUP BY c",
+    "per_country": "SELECT c.country, sum(p.total) AS total FROM per_customer p JOIN c ON p.c = c.c GROUP BY c.country",
+    "best": "SELECT country, total FROM per_country WHERE total > 100",
+    "ranked": "SELECT country, rank() OVER (PARTITION BY total > 300 ORDER BY total DESC, country) AS r FROM best",
+}
+
+
+def test_views_on_views_equal_their_queries_at_every_epoch(engine: Engine) -> None:
+    for name, query in LEVELS.items():
+        created(engine, name, query)
+    for change in (
+        "INSERT INTO o VALUES (5, 1, 500), (6, NULL, 7)",
+        "UPDATE o SET amount = amount + 1 WHERE id <= 3",
+        "UPDATE c SET country = 'IT' WHERE c = 2",
+        "DELETE FROM o WHERE id = 4",
+    ):
+        engine.sql(change)
+        engine.sql("FLUSH")
+    epochs = [r[0] for r in rows(engine, "SELECT DISTINCT epoch FROM hw_catalog.hw_epochs")][-3:]
+    checked = 0
+    for epoch in epochs:
+        for name, query in LEVELS.items():
+            at = query
+            for source in (" o ", " c ", " per_customer ", " per_country ", " best"):
+                at = at.replace(f"FROM{source}", f"FROM{source.rstrip()} VERSION AS OF {epoch} ")
+                at = at.replace(f"JOIN{source}", f"JOIN{source.rstrip()} VERSION AS OF {epoch} ")
+            stored = at_epoch(engine, name, epoch)
+            if stored is None:
+                continue
+            assert stored == rows(engine, at), (name, epoch)
+            checked += 1
+    assert checked == 3 * len(LEVELS)
+
+
+@pytest.mark.slow
+def test_division_by_zero_stops_one_view_alone_names_the_key_and_heals_when_the_data_changes(engine: Engine) -> None:
+    created(engine, "ratio", "SELECT o.id, o.amount / c.rate AS r FROM o LEFT JOIN c ON o.c = c.c")
+    engine.sql("INSERT INTO c VALUES (9, 'XX', 0)")
+    engine.sql("INSERT INTO o VALUES (90, 9, 1), (91, 1, 8)")
+    until(lambda: state(engine, "ratio") == "failed", "the view should stop")
+    assert state(engine, "per_customer") == "live"
+    assert (9, 1) in rows(engine, "SELECT c, n FROM per_customer"), "other views go on"
+    until(lambda: any("id = 90" in m for m in messages(engine, "ratio")), "hw_errors should name the key")
+    assert any("division by zero" in m for m in messages(engine, "ratio"))
+    engine.sql("UPDATE c SET rate = 1 WHERE c = 9")
+    until(lambda: state(engine, "ratio") == "live", "the view should heal")
+    assert rows(engine, "SELECT * FROM ratio") == rows(
+        engine, "SELECT o.id, o.amount / c.rate AS r FROM o LEFT JOIN c ON o.c = c.c"
+    )
+
+
+def test_a_python_function_of_a_file_is_usable_fails_alone_and_resumes(engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(FUNCTION)
+    target = tmp_path / "functions.py"
+    engine.sql(f"CREATE FUNCTION tier(amount BIGINT) RETURNS STRING LANGUAGE PYTHON AS '{target}:tier'")
+    created(engine, "tiers", "SELECT id, tier(amount) AS tier FROM o WHERE amount IS NOT NULL")
+    engine.sql("DELETE FROM o WHERE id = 1")  # a row that is gone has no amount: the function must not see it
+    engine.sql("INSERT INTO o VALUES (7, 1, NULL)")
+    engine.sql("FLUSH")
+    assert state(engine, "tiers") == "live"
+    fresh = "SELECT id, CASE WHEN amount >= 100 THEN 'large' ELSE 'small' END AS t FROM o WHERE amount IS NOT NULL"
+    assert rows(engine, "SELECT * FROM tiers") == rows(engine, fresh)
+    engine.sql("INSERT INTO o VALUES (66, 1, -5)")
+    until(lambda: state(engine, "tiers") == "failed", "the view should stop")
+    until(lambda: any("o.id = 66" in m for m in messages(engine, "tiers")), "hw_errors should name the key")
+    assert all("negative" not in m and "-5" not in m for m in messages(engine, "tiers")), "never a value of the row"
+    assert any("ValueError" in m for m in messages(engine, "tiers"))
+    engine.sql("UPDATE o SET amount = 5 WHERE id = 66")
+    engine.sql("RECOVER")
+    until(lambda: state(engine, "tiers") == "live", "the view should resume")
+    assert rows(engine, "SELECT * FROM tiers") == rows(engine, fresh)
+    with pytest.raises(UsageError, match="is used by tiers"):
+        engine.sql("DROP FUNCTION tier")
+
+
+def test_what_a_view_uses_is_dropped_only_with_cascade(engine: Engine) -> None:
+    engine.sql("CREATE TABLE gone (id BIGINT PRIMARY KEY, v DOUBLE)")
+    created(engine, "gone_1", "SELECT id, v FROM gone WHERE v IS NOT NULL")
+    created(engine, "gone_2", "SELECT count(*) AS n FROM gone_1")
+    with pytest.raises(UsageError) as caught:
+        engine.sql("DROP TABLE gone")
+    assert caught.value.code == "DEPENDANTS_EXIST"
+    assert "CASCADE" in caught.value.hint
+    engine.sql("DROP TABLE gone CASCADE")
+    left = [r[0] for r in rows(engine, "SELECT name FROM hw_catalog.hw_jobs")]
+    assert not {"gone", "gone_1", "gone_2"} & set(left)
+
+
+def test_a_limited_creation_reads_parts_of_vnodes_never_goes_back_and_ends_right(engine: Engine) -> None:
+    engine.sql("CREATE TABLE many (id BIGINT PRIMARY KEY, v BIGINT)")
+    engine.sql("INSERT INTO many SELECT id, id * 7 FROM range(48)")
+    engine.sql("FLUSH")
+    queries = {"slow": "SELECT id, v * 2 AS d FROM many", "sums": "SELECT v % 3 AS g, sum(v) AS s FROM many GROUP BY 1"}
+    for name, query in queries.items():
+        make = f"CREATE MATERIALIZED VIEW {name} WITH (backfill.rate_limit = 5) AS {query}"
+        creation = threading.Thread(target=engine.sql, args=(make,))
+        creation.start()
+        seen: list[int] = []
+        parts: list[str] = []
+
+        def some_rows(name: str = name, seen: list[int] = seen, parts: list[str] = parts) -> bool:
+            found = rows(engine, f"SELECT rows, phase FROM hw_catalog.hw_progress WHERE name = '{name}'")
+            seen.extend(r[0] for r in found)
+            parts.extend(r[1] for r in found)
+            return bool(seen) and seen[-1] >= 5
+
+        until(some_rows, "the snapshot should begin")
+        engine.sql("INSERT INTO many VALUES (1, -1), (100, 5)")
+        engine.sql("DELETE FROM many WHERE id = 2")
+        engine.sql(f"ALTER MATERIALIZED VIEW {name} SET BACKFILL_RATE_LIMIT = 100000")
+        engine.sql("WAIT")
+        creation.join()
+        assert seen == sorted(seen)
+        assert any(re.match(r"Snapshot \[\d/4 vnodes, \d+/\d+ rows\]", p) for p in parts), parts
+        assert rows(engine, f"SELECT * FROM {name}") == rows(engine, query)
+
+
+def test_a_creation_that_stands_still_says_why_and_can_be_dropped(engine: Engine) -> None:
+    engine.sql("CREATE MATERIALIZED VIEW held WITH (backfill.rate_limit = 0) AS SELECT id FROM o")
+    waiting = "SELECT waiting_for FROM hw_catalog.hw_progress WHERE name = 'held'"
+    until(lambda: "rate limit is 0" in repr(rows(engine, waiting)), "it should say what it waits for")
+    engine.sql("DROP MATERIALIZED VIEW held")
+    assert rows(engine, waiting) == []
+
+
+def test_a_delta_table_is_followed_and_feeds_a_view(engine: Engine, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+
+    def write(ids: list[int], **more: Any) -> None:
+        deltalake.write_deltalake(lake, pa.table({"id": ids, "v": [i * 10 for i in ids]}), **more)
+
+    write([1, 2, 3], configuration={"delta.enableChangeDataFeed": "true"})
+    engine.sql(f"CREATE TABLE lake (id BIGINT PRIMARY KEY, v BIGINT) WITH (connector = 'delta', path = '{lake}')")
+    created(engine, "lake_sum", "SELECT count(*) AS n, sum(v) AS s FROM lake")
+    until(lambda: rows(engine, "SELECT * FROM lake_sum") == [(3, 60)], "the copy should arrive")
+    write([4], mode="append")
+    deltalake.DeltaTable(lake).delete("id = 1")
+    deltalake.DeltaTable(lake).update(updates={"v": "0"}, predicate="id = 2")
+    until(lambda: rows(engine, "SELECT * FROM lake_sum") == [(3, 70)], "the changes should arrive")
+    with pytest.raises(UsageError, match="follows another table"):
+        engine.sql("INSERT INTO lake VALUES (9, 9)")
+    shutil.rmtree(lake)
+    until(lambda: state(engine, "lake") == "failed", "a table that is gone is a clear state")
+    assert "UPSTREAM_DROPPED" in repr(rows(engine, "SELECT code FROM hw_catalog.hw_errors WHERE name = 'lake'"))
+
+
+@pytest.mark.slow
+def test_odd_values_are_grouped_as_in_a_fresh_query(engine: Engine) -> None:
+    engine.sql("CREATE TABLE odd (id BIGINT PRIMARY KEY, f DOUBLE, d DECIMAL(10,2), ts TIMESTAMP, s STRING)")
+    query = "SELECT f, s, count(*) AS n, avg(d) AS mean, max(ts) AS latest FROM odd GROUP BY f, s"
+    created(engine, "odds", query)
+    engine.sql(
+        "INSERT INTO odd VALUES (1, 0.0D, 1.00, TIMESTAMP '2026-03-29 01:30:00 Europe/Berlin', NULL), "
+        "(2, -0.0D, 2.00, TIMESTAMP '2026-03-29 01:30:00 UTC', NULL), (3, double('NaN'), -0.05, NULL, 'x'), "
+        "(4, double('NaN'), -0.06, NULL, 'x'), (5, NULL, NULL, NULL, 'N'), (6, NULL, 9.99, NULL, 'N')"
+    )
+    assert repr(rows(engine, "SELECT * FROM odds")) == repr(rows(engine, query))  # NaN is not equal to itself
+    engine.sql("UPDATE odd SET d = d + 0.01 WHERE id IN (2, 4)")
+    engine.sql("DELETE FROM odd WHERE id = 1")
+    assert repr(rows(engine, "SELECT * FROM odds")) == repr(rows(engine, query))
+    text = rows(engine, f"EXPLAIN CREATE MATERIALIZED VIEW again AS {query}")
+    assert "algebraic" in repr(text)

@@ -1,0 +1,125 @@
+"""Reading COPY from a real Postgres, by the socket and by libpq: whole, bounded, and with the connection usable afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from headwater.connectors.postgres.copytext import CopyReader
+from headwater.testing.servers import PostgresServer
+
+pytestmark = pytest.mark.postgres
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture(params=["postgres15", "postgres18"])
+def conn(request: pytest.FixtureRequest) -> Iterator[Connection]:
+    server: PostgresServer = request.getfixturevalue(request.param)
+    with server.connect() as made:
+        yield made
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_copy_gives_all_rows_in_blocks_of_whole_lines(conn: Connection, raw: bool) -> None:
+    reader = CopyReader(
+        conn,
+        "COPY (SELECT i, repeat('x', i % 97) FROM generate_series(1, 50000) i) TO STDOUT",
+        block_bytes=1 << 16,
+        raw=raw,
+    )
+    blocks = list(reader)
+    assert len(blocks) > 10 and all(block[-1] == 10 for block in blocks)
+    lines = b"".join(block.tobytes() for block in blocks).splitlines()
+    assert lines == [f"{i}\t{'x' * (i % 97)}".encode() for i in range(1, 50001)]
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_copy_of_a_row_larger_than_a_block_is_whole(conn: Connection, raw: bool) -> None:
+    statement = "COPY (SELECT repeat('x', 3000000) UNION ALL SELECT 'y') TO STDOUT"
+    got = b"".join(b.tobytes() for b in CopyReader(conn, statement, block_bytes=1 << 12, raw=raw))
+    assert got == b"x" * 3000000 + b"\ny\n"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_error_in_the_middle_of_a_copy_has_its_sqlstate_and_the_connection_goes_on(conn: Connection, raw: bool) -> None:
+    statement = "COPY (SELECT 1 / (200000 - i) FROM generate_series(1, 300000) i) TO STDOUT"
+    seen = 0
+    with pytest.raises(psycopg.errors.DivisionByZero) as caught:
+        for block in CopyReader(conn, statement, block_bytes=1 << 14, raw=raw):
+            seen += len(block)
+    assert seen > 0 and caught.value.sqlstate == "22012"
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+    with pytest.raises(psycopg.errors.SyntaxError):
+        list(CopyReader(conn, "COPY nonsense", raw=raw))
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_copy_that_is_not_read_to_its_end_is_cancelled(conn: Connection, raw: bool) -> None:
+    statement = "COPY (SELECT generate_series(1, 30000000)) TO STDOUT"
+    blocks = iter(CopyReader(conn, statement, block_bytes=1 << 14, raw=raw))
+    assert len(next(blocks)) >= 1 << 14
+    blocks.close()  # type: ignore[attr-defined]
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_error_inside_of_a_transaction_fails_the_transaction_and_libpq_knows(conn: Connection, raw: bool) -> None:
+    with pytest.raises(psycopg.errors.DivisionByZero), conn.transaction():
+        conn.execute("SELECT 1")
+        try:
+            list(CopyReader(conn, "COPY (SELECT 1 / 0) TO STDOUT", raw=raw))
+        finally:
+            assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_connection_lost_during_a_copy_is_an_operational_error(conn: Connection, raw: bool) -> None:
+    doomed = psycopg.connect(conn.info.dsn, password=conn.info.password, autocommit=True)
+    blocks = iter(
+        CopyReader(doomed, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
+    )
+    next(blocks)
+    conn.execute("SELECT pg_terminate_backend(%s)", [doomed.info.backend_pid])
+    with pytest.raises(psycopg.OperationalError):
+        for _ in blocks:
+            pass
+    with pytest.raises(psycopg.OperationalError):
+        doomed.execute("SELECT 1")
+    assert doomed.broken
+
+
+def test_encrypted_connection_is_read_by_libpq_and_a_plain_one_by_its_socket() -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None or not PostgresServer.available("15"):
+        pytest.skip("needs openssl and a server that has TLS")
+    with PostgresServer("15") as server:
+        make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+        subprocess.run(
+            [*make, "-keyout", server.data / "server.key", "-out", server.data / "server.crt"],
+            check=True,
+            capture_output=True,
+        )
+        owner = server.data.stat()
+        for name in ("server.key", "server.crt"):
+            os.chown(server.data / name, owner.st_uid, owner.st_gid)
+            os.chmod(server.data / name, 0o600)
+        server.restart(settings={"ssl": "on"})
+        statement = "COPY (SELECT i FROM generate_series(1, 1000) i) TO STDOUT"
+        got = {}
+        for mode in ("require", "disable"):
+            with server.connect(sslmode=mode) as conn:
+                reader = CopyReader(conn, statement)
+                assert reader.raw == (mode == "disable") != conn.pgconn.ssl_in_use
+                got[mode] = b"".join(block.tobytes() for block in reader)
+        assert got["require"] == got["disable"] == b"".join(b"%d\n" % i for i in range(1, 1001))
+
+
+# ruff: noqa: E501, PT012

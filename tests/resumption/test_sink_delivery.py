@@ -1,0 +1,123 @@
+"""Sinks of a whole engine under `kill -9` at each step of delivery: each change is in the target once (I5).
+
+The target of the first sink is a Postgres table, of the second a Kafka topic, append-only: there a change that is
+delivered twice stays visible for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_process import EngineProcess
+from sink_targets import read_topic
+from sink_world import SinkWorld
+
+pytestmark = [pytest.mark.spark, pytest.mark.postgres, pytest.mark.kafka]
+PATIENCE_S = 240.0
+STEPS = ("before prepare", "after prepare", "before write", "after write", "before commit", "after commit")
+
+
+def eventually(check: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < end, what
+        time.sleep(0.3)
+
+
+@pytest.fixture(scope="module")
+def kill_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kill") / "step"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory, sink_world: SinkWorld, kill_file: Path) -> Iterator[EngineProcess]:
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    killing = f"connector='python', class='killing_sink:KillingSink', python.kill_file='{kill_file}'"
+    login = ", ".join(f"python.{k}='{v}'" for k, v in sink_world.postgres_login().items())
+    broker = (
+        f"python.connector='kafka', python.properties.bootstrap.server='{sink_world.bootstrap}', python.topic='log'"
+    )
+    with EngineProcess(tmp_path_factory.mktemp("delivery") / "data") as running:
+        running.sql("CREATE TABLE t (id BIGINT PRIMARY KEY, country STRING, amount BIGINT)")
+        running.sql("INSERT INTO t SELECT id, concat('c', id % 3), id FROM range(300)")
+        running.sql("CREATE TABLE e (id BIGINT PRIMARY KEY, n INT); INSERT INTO e SELECT id, 0 FROM range(100)")
+        running.sql(
+            "CREATE SINK totals AS SELECT country, sum(amount) AS total, count(*) AS n FROM t GROUP BY country "
+            f"WITH ({killing}, python.connector='postgres', {login}, python.table.name='totals', primary_key='country')"
+        )
+        running.sql(
+            f"CREATE SINK events FROM e WITH ({killing}, {broker}, python.topic.partitions='2', "
+            f"python.staging.path='{kill_file.parent}/staging', type='append-only')"
+        )
+        yield running
+
+
+def target_totals(world: SinkWorld) -> list[Any]:
+    return sorted((str(c), int(t), int(n)) for c, t, n in world.postgres("SELECT country, total, n FROM totals"))
+
+
+def wanted_totals(engine: EngineProcess) -> list[Any]:
+    found = engine.sql("SELECT country, sum(amount) AS total, count(*) AS n FROM t GROUP BY country")
+    return sorted((r["country"], int(r["total"]), int(r["n"])) for r in found)
+
+
+def messages(world: SinkWorld) -> Counter[int]:
+    return Counter(json.loads(v or b"")["id"] for _, v in read_topic(world.bootstrap, "log"))
+
+
+def settled(engine: EngineProcess, world: SinkWorld) -> None:
+    """Both targets hold exactly what the engine holds, and stay so."""
+    ids = Counter({r["id"]: 1 for r in engine.sql("SELECT id FROM e")})
+    wanted = wanted_totals(engine)
+    eventually(lambda: target_totals(world) == wanted, "the Postgres target never held the view")
+    eventually(lambda: messages(world).keys() >= ids.keys(), "the topic never held the table")
+    assert messages(world) == ids, "a change is in the topic more than once"
+
+
+def quiet(engine: EngineProcess) -> None:
+    def owed() -> int:
+        return sum(int(r["backlog_epochs"]) for r in engine.sql("SELECT * FROM hw_catalog.hw_log_stores"))
+
+    eventually(lambda: owed() == 0, "the sinks do not catch up")
+
+
+def test_targets_hold_the_snapshot(engine: EngineProcess, sink_world: SinkWorld) -> None:
+    settled(engine, sink_world)
+
+
+@pytest.mark.parametrize(
+    ("table", "step"),
+    [
+        pytest.param(t, s, marks=[] if (t, s) in {("t", "after commit"), ("e", "after commit")} else [pytest.mark.slow])
+        for t in ("t", "e")
+        for s in STEPS
+    ],
+)
+def test_each_change_is_there_once_after_a_kill(
+    engine: EngineProcess, sink_world: SinkWorld, kill_file: Path, table: str, step: str
+) -> None:
+    first = 10_000 * (2 + STEPS.index(step)) + (500_000 if table == "e" else 0)
+    row = "id, 'new', 1" if table == "t" else "id, 1"
+    quiet(engine)  # so the delivery that is killed is the one of the change below
+    kill_file.write_text(step)
+    with contextlib.suppress(Exception):  # the engine may die before it has answered
+        engine.sql(f"INSERT INTO {table} SELECT {row} FROM range({first}, {first + 50}); FLUSH")
+    assert engine.process is not None
+    eventually(lambda: engine.process is not None and engine.process.poll() is not None, "the engine was not killed")
+    assert not kill_file.exists()
+    engine.start()
+    found = engine.sql(f"SELECT count(*) AS n FROM {table} WHERE id BETWEEN {first} AND {first + 49}")
+    assert found == [{"n": 50}], "what was being delivered was not committed"
+    settled(engine, sink_world)
+    # An ordinary change goes through afterwards.
+    engine.sql(f"INSERT INTO {table} SELECT {row} FROM range({first + 100}, {first + 110}); FLUSH")
+    settled(engine, sink_world)

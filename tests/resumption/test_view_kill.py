@@ -1,0 +1,156 @@
+"""Random views on an engine that is killed at random moments, while they are created and while they are live.
+
+At every committed epoch in hw_epochs a view VERSION AS OF it equals its query over its inputs VERSION AS OF it.
+Queries, changes and moments come from a seed, which a failing test prints; HEADWATER_KILL_SEED plays it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_process import EngineProcess, SqlError, wait_until
+from view_grammar import MAKE, Grammar
+
+pytestmark = pytest.mark.spark
+TABLES = {
+    "t": "id INT PRIMARY KEY, k INT, v BIGINT, p DECIMAL(8,2)",
+    "u": "k INT, s STRING, f DOUBLE",
+    "w": "k INT, s STRING, v BIGINT, PRIMARY KEY (k, s)",
+}
+PATIENCE_S = 600.0
+
+
+class World:
+    """Tables, views with their queries, and an engine that comes and goes."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.engine = EngineProcess(folder, "--set", "barrier_interval_ms=300")
+        self.queries: dict[str, str] = {}
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        return self.engine.sql(statement)
+
+    def changes(self, rounds: int) -> None:
+        """Some statements; the last of them may be cut off by a kill."""
+        for _ in range(rounds):
+            name = self.random.choice(sorted(TABLES))
+            if name != "u" and self.random.random() < 0.35:
+                self.sql(
+                    f"DELETE FROM {name} WHERE k = {self.random.randint(1, 4)} AND v = {self.random.randint(1, 5)}"
+                )
+            elif self.random.random() < 0.2:
+                self.sql(f"UPDATE t SET v = v + 1, k = {self.random.randint(1, 4)} WHERE id % 3 = 0")
+            else:
+                self.insert(name, self.random.randint(1, 4))
+            if self.random.random() < 0.5:
+                self.sql("FLUSH")
+
+    def insert(self, name: str, count: int) -> None:
+        rows = [MAKE[name](self.random) for _ in range(count)]
+        values = ", ".join(
+            "(" + ", ".join(literal(v) for c, v in row.items() if not c.startswith("_")) + ")" for row in rows
+        )
+        self.sql(f"INSERT INTO {name} VALUES {values}")
+
+    def create(self, count: int) -> None:
+        for _ in range(count):
+            name, query = f"v{len(self.queries)}", Grammar(self.random).query()
+            self.queries[name] = query
+            self.sql(f"CREATE MATERIALIZED VIEW {name} AS {query}")
+
+    def killed_during(self, work: Any, *arguments: Any) -> None:
+        """Run something, kill the engine at a random moment of it, start it again."""
+        thread = threading.Thread(target=quietly, args=(work, *arguments))
+        thread.start()
+        time.sleep(self.random.uniform(0.2, 6))
+        self.engine.kill()
+        thread.join(timeout=60)
+        self.engine.start()
+
+    def check(self, epochs: int) -> int:
+        """Compare the views at the newest epochs, and at some older ones; how many comparisons."""
+        listed = sorted(r["epoch"] for r in self.sql("SELECT DISTINCT epoch FROM hw_catalog.hw_epochs"))
+        older = self.random.sample(listed[:-1], min(len(listed) - 1, epochs - 1))
+        done = 0
+        for epoch in [*older, listed[-1]]:
+            for name, query in self.queries.items():
+                try:
+                    stored = self.sql(f"SELECT * FROM {name} VERSION AS OF {epoch}")
+                except SqlError as error:
+                    if error.code in ("EPOCH_NOT_AVAILABLE", "UNKNOWN_TABLE", "VIEW_CREATING"):
+                        continue  # the view was not live yet
+                    raise
+                fresh = self.sql(re.sub(r"\b(from|join) ([tuw])\b", rf"\1 \2 version as of {epoch}", query))
+                assert bag(stored) == bag(fresh), f"{name} at epoch {epoch}: {query}"
+                done += 1
+        return done
+
+
+def quietly(work: Any, *arguments: Any) -> None:
+    with contextlib.suppress(httpx.HTTPError, SqlError):  # the engine is gone: that is the point
+        work(*arguments)
+
+
+def literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        return f"'{value}'"
+    if isinstance(value, Decimal):
+        return f"CAST({value} AS DECIMAL(8,2))"
+    return "double('NaN')" if value != value else str(value) + ("D" if isinstance(value, float) else "")
+
+
+def bag(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(repr(list(row.values())) for row in rows)
+
+
+def run(folder: Path, *, views: int, kills: int, epochs: int) -> None:
+    seed = int(os.environ.get("HEADWATER_KILL_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"HEADWATER_KILL_SEED={seed}")
+    world = World(folder / "data", seed)
+    try:
+        world.engine.start()
+        for name, columns in TABLES.items():
+            world.sql(f"CREATE TABLE {name} ({columns})")
+            world.insert(name, 12)
+        world.sql("FLUSH")
+        world.killed_during(world.create, views)
+        known = {r["name"] for r in world.sql("SELECT name FROM hw_catalog.hw_jobs")}
+        world.queries = {name: query for name, query in world.queries.items() if name in known}
+        world.create(views - len(world.queries))
+        for _ in range(kills):
+            world.killed_during(world.changes, 8)
+        wait_until(lambda: states(world) == {"live"}, PATIENCE_S, "every view live")
+        world.changes(3)
+        world.sql("FLUSH")
+        assert world.check(epochs) >= len(world.queries)
+    finally:
+        world.engine.stop()
+
+
+def states(world: World) -> set[str]:
+    return {r["state"] for r in world.sql("SELECT state FROM hw_catalog.hw_jobs")}
+
+
+@pytest.mark.slow
+def test_views_equal_their_queries_at_every_epoch_across_a_kill(tmp_path: Path) -> None:
+    run(tmp_path, views=2, kills=1, epochs=2)
+
+
+@pytest.mark.slow
+def test_many_random_views_equal_their_queries_at_every_epoch_across_kills(tmp_path: Path) -> None:
+    run(tmp_path, views=6, kills=4, epochs=8)

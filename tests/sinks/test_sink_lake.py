@@ -1,0 +1,128 @@
+"""Upserts into Delta and Iceberg: only touched files are rewritten, by Spark, and other writers are noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.errors import DefiniteError, TransientError
+from headwater.model.schema import Column
+from headwater.sink import lake
+from headwater.sink.delivery import DeliveryLoop
+from sink_world import SinkWorld, Target
+
+pytestmark = pytest.mark.spark
+COLUMNS = (Column("id", "BIGINT", nullable=False), Column("name", "STRING"), Column("amount", "DECIMAL(10,2)"))
+DDL = "id BIGINT, name STRING, amount DECIMAL(10,2), _op TINYINT"
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def target(request: pytest.FixtureRequest, sink_world: SinkWorld) -> Target:
+    return sink_world.target(str(request.param))
+
+
+def started(target: Target) -> Any:
+    sink = target.open(1)
+    sink.validate(COLUMNS, ("id",))
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    return loop
+
+
+def files(sink: Any) -> set[str]:
+    return {f.url for f in sink.files(sink.load(), {})}
+
+
+def test_only_files_that_hold_a_key_of_the_batch_are_rewritten(spark: Any, target: Target) -> None:
+    loop = started(target)
+    for i in range(3):  # three files with keys 0–99, 100–199, 200–299
+        rows = spark.range(100 * i, 100 * i + 100, 1, 1).selectExpr(
+            "id", "'first' AS name", "CAST(1 AS DECIMAL(10,2)) AS amount", "CAST(1 AS TINYINT) AS _op"
+        )
+        loop.deliver(i, i + 1, lambda rows=rows: rows)
+    before = files(loop.sink)
+    changes = [(150, "second", None, 1), (151, None, None, 2), (999, "new", None, 1)]
+    loop.deliver(3, 4, lambda: spark.createDataFrame(changes, DDL).coalesce(1))
+    after = files(loop.sink)
+    assert len(before) == 3 and len(before & after) == 2, "two of three files had no key of the batch"
+    found = {r[0]: r[1] for r in target.rows(False)}
+    assert (len(found), found[150], found[999]) == (300, "second", "new") and 151 not in found
+
+
+def test_statistics_spare_reading_files_that_cannot_hold_the_key(spark: Any, target: Target) -> None:
+    loop = started(target)
+    for i in range(2):
+        loop.deliver(i, i + 1, lambda i=i: spark.createDataFrame([(i * 100, "a", None, 1)], DDL).coalesce(1))
+    sink = loop.sink
+    within = sink.files(sink.load(), {"id": lake.Bounds(90, 110, False)})
+    assert len(within) == 1
+    assert len(sink.files(sink.load(), {"id": lake.Bounds(0, 200, False)})) == 2
+
+
+def test_small_files_are_folded_when_there_are_many(
+    spark: Any, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake, "SMALL_FILES", 3)
+    loop = started(target)
+    for i in range(6):
+        loop.deliver(i, i + 1, lambda i=i: spark.createDataFrame([(i, "a", None, 1)], DDL).coalesce(1))
+    assert len(files(loop.sink)) <= 4
+    assert sorted(r[0] for r in target.rows(False)) == list(range(6))
+
+
+def test_a_writer_that_comes_between_is_noticed_and_nothing_is_lost(spark: Any, sink_world: SinkWorld) -> None:
+    from deltalake import write_deltalake
+
+    target = sink_world.target("delta")
+    loop = started(target)
+    loop.deliver(0, 1, lambda: spark.createDataFrame([(1, "a", None, 1), (2, "b", None, 1)], DDL))
+    sink = loop.sink
+    token = sink.write(sink.prepare(1, 2), spark.createDataFrame([(1, "ours", None, 1)], DDL))
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("amount", pa.decimal128(10, 2))])
+    write_deltalake(target.options["path"], pa.table([[3], ["theirs"], [None]], schema=schema), mode="append")
+    with pytest.raises(TransientError, match="SINK_TARGET_BUSY"):
+        sink.commit(token)
+    sink.abort(token)
+    loop.deliver(1, 2, lambda: spark.createDataFrame([(1, "ours", None, 1)], DDL))
+    assert sorted(r[:2] for r in target.rows(False)) == [(1, "ours"), (2, "b"), (3, "theirs")]
+
+
+def test_a_column_of_the_targets_own_survives_the_rewriting(spark: Any, sink_world: SinkWorld) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    target = sink_world.target("delta")
+    rows = {
+        "id": [1, 2],
+        "name": ["a", "b"],
+        "amount": pa.array([None, None], pa.decimal128(10, 2)),
+        "note": ["x", "y"],
+    }
+    write_deltalake(target.options["path"], pa.table(rows))
+    loop = started(target)
+    loop.deliver(0, 1, lambda: spark.createDataFrame([(1, "new", None, 1), (3, "c", None, 1)], DDL))
+    found = DeltaTable(target.options["path"]).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [(r["id"], r["name"], r["note"]) for r in found] == [(1, "new", None), (2, "b", "y"), (3, "c", None)]
+
+
+def test_a_partitioned_target_is_a_clear_state(sink_world: SinkWorld) -> None:
+    from deltalake import write_deltalake
+
+    target = sink_world.target("delta")
+    write_deltalake(target.options["path"], pa.table({"id": [1], "name": ["a"]}), partition_by=["name"])
+    with pytest.raises(DefiniteError, match="SINK_TARGET_MISMATCH"):
+        target.open(1).validate(COLUMNS, ("id",))
+
+
+def test_a_key_that_is_null_is_merged_like_any_other(spark: Any, target: Target) -> None:
+    columns = (Column("id", "BIGINT"), *COLUMNS[1:])
+    sink = target.open(1, columns=columns)
+    sink.validate(columns, ("id",))
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    loop.deliver(0, 1, lambda: spark.createDataFrame([(None, "a", None, 1), (1, "b", None, 1)], DDL))
+    loop.deliver(1, 2, lambda: spark.createDataFrame([(None, "c", None, 1)], DDL))
+    assert sorted(target.rows(False), key=str) == [(1, "b", None), (None, "c", None)]
+    loop.deliver(2, 3, lambda: spark.createDataFrame([(None, None, None, 2)], DDL))
+    assert target.rows(False) == [(1, "b", None)]

@@ -1,0 +1,173 @@
+"""Refresh of every strategy on real DataFrames, against a fresh query, over several epochs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from headwater.errors import UsageError
+from headwater.model.schema import Column, keyed
+from headwater.spark import view
+from headwater.view.analyse import analyse
+from view_harness import Live, MemoryTable, interpreted, random_changes
+
+pytestmark = pytest.mark.spark
+SCHEMAS = {
+    "t": keyed(
+        [Column("id", "INT", False), Column("a", "INT"), Column("b", "DECIMAL(10,2)"), Column("d", "DOUBLE")], ["id"]
+    ),
+    "u": keyed([Column("a", "INT"), Column("c", "STRING")], []),
+}
+
+
+def make_t(rng: random.Random) -> dict[str, Any]:
+    return {
+        "id": rng.randint(1, 20),
+        "a": rng.choice([None, 1, 2, 3, 4]),
+        "b": rng.choice([None, Decimal("1.50"), Decimal("2.25"), Decimal("-3.00")]),
+        "d": rng.choice([None, 0.0, 1.5, float("nan"), 2.25]),
+    }
+
+
+def make_u(rng: random.Random) -> dict[str, Any]:
+    return {"_row_id": rng.randint(1, 15), "a": rng.choice([None, 1, 2, 3, 5]), "c": rng.choice([None, "x", "y", "z"])}
+
+
+MAKE = {"t": make_t, "u": make_u}
+
+
+@pytest.fixture(autouse=True)
+def _quick(spark: Any) -> Iterator[None]:
+    with interpreted(spark):
+        yield
+
+
+def tables(spark: Any, rng: random.Random) -> dict[str, MemoryTable]:
+    return {name: MemoryTable(spark, SCHEMAS[name], [MAKE[name](rng) for _ in range(14)]) for name in SCHEMAS}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select *, a + 1 as next from t where a > 1",
+        "select a, 'x' as s from t union all select a, c from u where c = 'x'",
+        "select a + 1 as k, sum(b * 2) as s, min(d) as m, max(a) as x, avg(a) as v, sum(b) / count(*) as w "
+        "from t group by a + 1",
+        "select c, sum(t.a) as s, count(*) as n, min(b) as m from t join u on t.a = u.a group by c",
+        "select count(*) as n, sum(a) as s, max(b) as m from t where d > 1",
+        "select d, count(*) as n from t group by d",
+        "select a, sum(d) as s from t group by a having count(*) > 1",
+        "select t.a, c from t left join u on t.a = u.a where exists "
+        "(select 1 from u u2 where u2.a = t.a and u2.c > u.c)",
+        "select c, count(distinct t.b) as s from t left join u on t.a = u.a group by c",
+        "select a from t except select a from u",
+        "select a from t intersect all select a from u",
+        "select a, b from t qualify row_number() over (partition by a order by b desc, id) <= 2",
+        "select id, (select count(*) from u where u.a = t.a) as n from t where b > (select avg(b) from t)",
+        "select a from t order by a limit 3",
+        "with x as (select a, count(*) as n from t group by a) select x.a, n, u.c from x full join u on x.a = u.a",
+        "select a, count(*) as n from t group by rollup (a)",
+        "select id from t where a not in (select a from u)",
+        "select t.id, u.c from u right join t on t.a = u.a and u.c <> 'x'",
+        "select c, max(n) as m from (select a, count(*) as n from t group by a) g join u on g.a = u.a group by c",
+        "select t.id, '{x}' as k from t left anti join u on t.a = u.a",
+        "select id, explode(array(a, a + 1)) as e from t",
+    ],
+)
+def test_refreshed_view_equals_a_fresh_query(spark: Any, sql: str) -> None:
+    rng = random.Random(sql)
+    data = tables(spark, rng)
+    live = Live(spark, sql, data)
+    live.check()
+    for _ in range(2):
+        random_changes(rng, data, MAKE)
+        live.refresh()
+        live.check()
+
+
+def test_refresh_without_broadcast_gives_the_same(spark: Any) -> None:
+    rng = random.Random(5)
+    data = tables(spark, rng)
+    live = Live(spark, "select c, sum(t.a) as s from t left join u on t.a = u.a group by c", data)
+    random_changes(rng, data, MAKE)
+    live.refresh(broadcast=False)
+    live.check()
+
+
+def test_a_global_aggregate_keeps_its_row_when_the_table_is_empty(spark: Any) -> None:
+    data = tables(spark, random.Random(1))
+    live = Live(spark, "select count(*) as n, sum(a) as s, max(b) as m from t", data)
+    data["t"].begin()
+    data["t"].rows.clear()
+    live.refresh()
+    live.check()
+    assert [row["n"] for row in live.rows.values()] == [0]
+
+
+def test_an_unchanged_input_gives_no_rows(spark: Any) -> None:
+    data = tables(spark, random.Random(1))
+    live = Live(spark, "select a, count(*) as n from t group by a", data)
+    assert live.refresh() == 0
+
+
+def test_a_change_that_cancels_out_gives_no_rows(spark: Any) -> None:
+    data = tables(spark, random.Random(1))
+    live = Live(spark, "select count(*) as n from t", data)
+    key, row = next(iter(data["t"].rows.items()))
+    data["t"].begin()
+    data["t"].remove(key)
+    data["t"].put({**row, "id": 77})
+    assert live.refresh() == 0
+
+
+def test_negative_zero_is_the_group_of_zero_and_nan_is_one_group(spark: Any) -> None:
+    data = tables(spark, random.Random(1))
+    data["t"].rows.clear()
+    for i, value in enumerate([0.0, float("nan"), None]):
+        data["t"].put({"id": i, "a": 1, "b": None, "d": value})
+    live = Live(spark, "select d, count(*) as n, max(id) as m from t group by d", data)
+    data["t"].begin()
+    for i, value in enumerate([-0.0, float("nan"), None]):
+        data["t"].put({"id": 10 + i, "a": 1, "b": None, "d": value})
+    assert live.refresh() == 3
+    live.check()
+
+
+def test_a_row_that_the_filter_drops_is_not_evaluated(spark: Any) -> None:
+    data = tables(spark, random.Random(1))
+    live = Live(spark, "select id, 10 / a as q from t where a <> 0", data)
+    data["t"].begin()
+    data["t"].put({"id": 1, "a": 0, "b": None, "d": None})
+    live.refresh()
+    live.check()
+
+
+def test_several_views_refresh_at_the_same_time(spark: Any) -> None:
+    rng = random.Random(9)
+    data = tables(spark, rng)
+    queries = [
+        "select a, count(*) as n from t group by rollup (a)",
+        "select a, count(*) as n from t where id > 3 group by rollup (a)",
+        "select id, a from t where a > 1",
+    ]
+    views = [Live(spark, sql, data) for sql in queries]
+    random_changes(rng, data, MAKE)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda live: live.refresh(), views))
+    for live in views:
+        live.check()
+
+
+def test_a_query_that_spark_refuses_is_a_usage_error(spark: Any) -> None:
+    plan = analyse("select no_such_function(a) as x from t", SCHEMAS)
+    with pytest.raises(UsageError, match="Spark refuses"):
+        view.output_schema(spark, plan, SCHEMAS)
+    plan = analyse("select id, null as x from t", SCHEMAS)
+    with pytest.raises(UsageError) as caught:
+        view.output_schema(spark, plan, SCHEMAS)
+    assert caught.value.code == "VIEW_COLUMN_UNTYPED"

@@ -1,0 +1,163 @@
+"""The rules for a table whose shape changes, and what rows without a key are; without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headwater.connectors.postgres.catalogue import TableInfo
+from headwater.connectors.postgres.client import PostgresConfig
+from headwater.connectors.postgres.rowhash import row_ids
+from headwater.connectors.postgres.shape import Relation, RelationColumn, ShapeChange, bind, compare
+from headwater.connectors.postgres.types import ColumnPlan, Kind, PgColumn, column_plan
+from headwater.errors import DefiniteError, SourceError, UsageError
+from headwater.runtime.shape import TableShape, evolved, shape_of
+
+ID = PgColumn("id", 1, 23, type_name="integer", key_position=0)
+A = PgColumn("a", 2, 23, type_name="integer")
+B = PgColumn("b", 3, 1043, 14, type_name="character varying(10)")
+NEW = PgColumn("c", 4, 25, type_name="text")
+
+
+def info(*columns: PgColumn, key: tuple[str, ...] = ("id",)) -> TableInfo:
+    return TableInfo(
+        schema="public", name="t", oid=5, schema_oid=1, relkind="r", columns=columns, key=key, replica_identity="d",
+        identity_columns=key, rows=1, pages=1, largest_pages=1, size_bytes=1, ordered_key=True, persistent=True,
+        row_security=False, owner="me",
+    )  # fmt: skip
+
+
+def shape(*columns: PgColumn, star: bool = True) -> TableShape:
+    return shape_of(info(*columns), [column_plan(c) for c in columns], (), star=star)
+
+
+BEFORE = shape(ID, A, B)
+
+
+def after(
+    *columns: PgColumn, policy: str = "lenient", used: bool = False, before: TableShape = BEFORE
+) -> list[tuple[str, str, bool]]:
+    """(name, type, absent) of every column that the table gets."""
+    streamed = {c.name for c in columns if not c.generated}
+    found = evolved(before, info(*columns), policy=policy, options={}, used=used, streamed=streamed)
+    assert [c.name for c in found.schema.columns] == [p.name for p in found.plans]
+    assert TableShape.from_dict(found.as_dict()) == found
+    return [(p.name, p.ddl_type, p.absent) for p in found.plans]
+
+
+OLD = [("id", "INT", False), ("a", "INT", False), ("b", "STRING", False)]
+
+
+@pytest.mark.parametrize("policy", ["evolve", "lenient", "exception", "ignore"])
+def test_a_table_that_has_not_changed_keeps_its_shape(policy: str) -> None:
+    found = evolved(BEFORE, info(ID, A, B), policy=policy, options={}, used=True, streamed={"id", "a", "b"})
+    assert found == BEFORE
+    listed = shape(ID, A, star=False)
+    assert evolved(listed, info(ID, A, B), policy=policy, options={}, used=True, streamed={"id", "a", "b"}) == listed
+
+
+@pytest.mark.parametrize(
+    ("policy", "extra"), [("evolve", [("c", "STRING", False)]), ("lenient", [("c", "STRING", False)]), ("ignore", [])]
+)
+def test_a_new_column_is_taken_or_left_by_policy(policy: str, extra: list[tuple[str, str, bool]]) -> None:
+    assert after(ID, A, B, NEW, policy=policy) == OLD + extra
+    assert after(ID, A, B, NEW, policy=policy, before=shape(ID, A, B, star=False)) == OLD  # a list is a list
+    assert after(ID, A, B, replace(NEW, generated=True), policy=policy) == OLD  # not in the stream
+    assert after(ID, A, B, replace(NEW, name="_c"), policy=policy) == OLD  # a name of our own
+
+
+@pytest.mark.parametrize(
+    ("policy", "used", "stays"),
+    [("evolve", False, False), ("evolve", True, True), ("lenient", False, True), ("ignore", False, True)],
+)
+def test_a_dropped_column_goes_only_if_nobody_can_miss_it(policy: str, used: bool, stays: bool) -> None:
+    absent = [("b", "STRING", True)] if stays else []
+    assert after(ID, A, policy=policy, used=used) == OLD[:2] + absent
+
+
+def test_a_column_that_comes_back_is_taken_again_and_is_another_one() -> None:
+    without = evolved(BEFORE, info(ID, A), policy="lenient", options={}, used=True, streamed={"id", "a"})
+    assert after(ID, A, replace(B, attnum=9), before=without) == OLD
+    again = evolved(BEFORE, info(ID, A, replace(B, attnum=9)), policy="lenient", options={}, used=True,
+                    streamed={"id", "a", "b"})  # fmt: skip
+    assert again != BEFORE  # so that it is copied anew
+
+
+BIG = replace(A, type_oid=20, type_name="bigint")
+
+
+def test_only_evolve_widens_and_only_what_nobody_reads() -> None:
+    assert after(ID, BIG, B, policy="evolve")[1] == ("a", "BIGINT", False)
+    for policy, used in (("evolve", True), ("lenient", False), ("ignore", False)):
+        with pytest.raises(SourceError) as caught:
+            after(ID, BIG, B, policy=policy, used=used)
+        assert "column a is BIGINT, and was INT" in caught.value.message
+    with pytest.raises(SourceError):
+        after(ID, A, B, policy="evolve", before=shape(ID, BIG, B))  # narrower
+    with pytest.raises(SourceError):
+        after(replace(ID, type_oid=20), A, B, policy="evolve")  # the key
+    assert after(ID, A, replace(B, type_oid=25, typmod=-1), policy="ignore") == OLD  # the same type here
+
+
+def test_another_key_stops_the_table() -> None:
+    with pytest.raises(SourceError) as caught:
+        evolved(BEFORE, info(ID, A, B, key=("a",)), policy="evolve", options={}, used=False, streamed={"id", "a", "b"})
+    assert "its key is (a), and was (id)" in caught.value.message
+
+
+def relation(*columns: tuple[str, int, int]) -> Relation:
+    return Relation(5, "public", "t", "d", tuple(RelationColumn(n, t, m, n == "id") for n, t, m in columns))
+
+
+def test_a_shape_in_the_stream_is_held_against_the_captured_columns() -> None:
+    plans = BEFORE.plans
+    assert not compare(relation(("id", 23, -1), ("a", 23, -1), ("b", 1043, 14)), plans, ())
+    changed = relation(("id", 23, -1), ("a", 20, -1), ("c", 25, -1), ("g", 23, -1))
+    assert compare(changed, plans, ("g",)) == ShapeChange(("c",), ("b",), ("a",))
+    assert compare(changed, plans, None) == ShapeChange((), ("b",), ("a",))
+    amount = ColumnPlan("n", "DECIMAL(10,2)", Kind.DECIMAL, 10, 2, type_oid=1700)
+    assert not compare(relation(("n", 1700, (10 << 16 | 2) + 4)), [amount], None)
+    assert compare(relation(("n", 1700, (12 << 16 | 2) + 4)), [amount], None).retyped == ("n",)
+
+
+def test_binding_is_tolerant_of_missing_columns_but_never_of_a_key_or_another_type() -> None:
+    plans = BEFORE.plans
+    assert bind(relation(("c", 25, -1), ("id", 23, -1)), plans, changing=True, tolerant=True).tolist() == [-1, 0]
+    for columns, tolerant in (
+        ([("id", 23, -1)], False),
+        ([("a", 23, -1), ("b", 1043, 14)], True),
+        ([("id", 23, -1), ("a", 25, -1), ("b", 1043, 14)], True),
+    ):
+        with pytest.raises(DefiniteError) as caught:
+            bind(relation(*columns), plans, changing=False, tolerant=tolerant)
+        assert caught.value.code == "SOURCE_SCHEMA_CHANGED"
+
+
+def ids(*rows: tuple[str | None, ...]) -> list[str]:
+    data = "".join(v or "" for row in rows for v in row).encode() + b" "
+    flat = [[-1 if v is None else len(v.encode()) for v in row] for row in rows]
+    lengths = np.array(flat, np.int64)
+    starts = np.concatenate([[0], np.cumsum(np.maximum(lengths, 0).ravel())[:-1]]).reshape(lengths.shape)
+    return list(row_ids(np.frombuffer(data, np.uint8), list(starts.T), list(lengths.T), len(rows)).to_pylist())
+
+
+def test_equal_rows_have_equal_ids_and_others_have_not() -> None:
+    rows: list[tuple[str | None, ...]] = [
+        ("a", "b"), ("ab", ""), ("", "ab"), (None, "ab"), ("ab", None), (None, None), ("", ""),
+        ("x" * 16, "y"), ("x" * 17, "y"), ("x" * 16, "xy"), ("\0", ""), ("", "\0"), ("ä", "b"),
+    ]  # fmt: skip
+    found = ids(*rows, *rows)
+    assert found[: len(rows)] == found[len(rows) :]
+    assert len(set(found)) == len(rows)
+    assert all(len(i) == 32 for i in found)
+
+
+def test_the_policy_is_an_option_of_the_source_too() -> None:
+    options = {"hostname": "h", "username": "u", "database.name": "d"}
+    assert PostgresConfig.from_options(options).schema_change == "lenient"
+    assert PostgresConfig.from_options({**options, "schema.change.behavior": "ignore"}).schema_change == "ignore"
+    with pytest.raises(UsageError) as caught:
+        PostgresConfig.from_options({**options, "schema.change.behavior": "evolv"})
+    assert "evolve" in caught.value.hint

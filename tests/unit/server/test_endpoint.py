@@ -1,0 +1,66 @@
+"""endpoint.json: how commands find the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+from headwater.server.endpoint import Endpoint, new_token, read_endpoint, remove_endpoint, write_endpoint
+
+ENDPOINT = Endpoint(url="http://127.0.0.1:8734", token="secret", pid=4711, generation=3)
+
+
+def test_file_has_exactly_the_promised_fields(tmp_path: Path) -> None:
+    path = write_endpoint(tmp_path, ENDPOINT)
+    assert json.loads(path.read_text()) == {
+        "url": "http://127.0.0.1:8734",
+        "token": "secret",
+        "pid": 4711,
+        "generation": 3,
+    }
+
+
+def test_only_the_owner_can_read_it_whatever_the_umask_and_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "endpoint.json").write_text("{}")
+    os.chmod(tmp_path / "endpoint.json", 0o666)
+    before = os.umask(0)
+    try:
+        path = write_endpoint(tmp_path, ENDPOINT)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    write_endpoint(tmp_path, ENDPOINT)
+    assert read_endpoint(tmp_path) == ENDPOINT
+
+
+def test_missing_or_broken_file_reads_as_none(tmp_path: Path) -> None:
+    assert read_endpoint(tmp_path) is None
+    for broken in ("", "[]", '{"url": 1}', "{"):
+        (tmp_path / "endpoint.json").write_text(broken)
+        assert read_endpoint(tmp_path) is None
+
+
+def test_older_engine_does_not_remove_the_file_of_a_newer_one(tmp_path: Path) -> None:
+    write_endpoint(tmp_path, ENDPOINT)
+    remove_endpoint(tmp_path, generation=2)
+    assert read_endpoint(tmp_path) == ENDPOINT
+    remove_endpoint(tmp_path, generation=3)
+    assert read_endpoint(tmp_path) is None
+    remove_endpoint(tmp_path, generation=3)
+
+
+def test_token_is_not_in_the_text_of_an_endpoint() -> None:
+    assert "secret" not in repr(ENDPOINT)
+    assert ENDPOINT.page == "http://127.0.0.1:8734/?token=secret"
+
+
+def test_tokens_are_long_and_never_the_same() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert min(map(len, tokens)) >= 43

@@ -1,0 +1,57 @@
+"""Column-wise text encodings held against a plain per-value twin."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.sink.encode import array_literal, hex_text, json_rows, timestamp_text
+
+texts = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
+VALUES = st.fixed_dictionaries(
+    {
+        "i": st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+        "s": texts,
+        "l": st.one_of(st.none(), st.lists(texts, max_size=3)),
+        "o": st.one_of(st.none(), st.fixed_dictionaries({"a": st.one_of(st.none(), st.booleans()), "b": texts})),
+    }
+)
+SCHEMA = pa.schema(
+    {
+        "i": pa.int64(),
+        "s": pa.string(),
+        "l": pa.list_(pa.string()),
+        "o": pa.struct({"a": pa.bool_(), "b": pa.string()}),
+    }
+)
+
+
+@settings(deadline=None)
+@given(st.lists(VALUES, min_size=1, max_size=6), st.data())
+def test_json_rows_are_what_a_plain_encoder_gives(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(rows) - 1))
+    batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA).slice(start)
+    assert [json.loads(t) for t in json_rows(batch).to_pylist()] == rows[start:]
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=8)), max_size=6), st.data())
+def test_hex_is_what_a_plain_encoder_gives(values: list[bytes | None], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    array = pa.array(values, pa.binary()).slice(start)
+    assert hex_text(array, "\\x").to_pylist() == [None if v is None else "\\x" + v.hex() for v in values[start:]]
+
+
+def test_array_literals_quote_what_needs_it_and_keep_null_apart_from_its_text() -> None:
+    array = pa.array([["a", None, "NULL", 'q"', "b\\"], [], None])
+    assert array_literal(array).to_pylist() == ['{"a",NULL,"NULL","q\\"","b\\\\"}', "{}", None]
+
+
+def test_extreme_timestamps_print_as_infinity_and_far_years_exactly() -> None:
+    far = [2**63 - 1, -(2**63), 253_402_300_800_000_000, 0, None]
+    expected = ["infinity", "-infinity", "10000-01-01T00:00:00.000000", "1970-01-01T00:00:00.000000", None]
+    assert timestamp_text(pa.array(far, pa.timestamp("us"))).to_pylist() == expected
