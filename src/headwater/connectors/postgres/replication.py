@@ -248,6 +248,11 @@ def identify(conn: pq.abc.PGconn) -> dict[str, Any]:
     }
 
 
+def in_recovery(conn: pq.abc.PGconn) -> bool:
+    """Whether the server replays its log, as a standby does, or one that ends a recovery and lets sessions read."""
+    return rows(conn, "SELECT pg_is_in_recovery()") == [["t"]]
+
+
 def slot_status(conn: pq.abc.PGconn, slot: str) -> dict[str, Any]:
     """The slot's row in pg_replication_slots, whatever columns this version has; SOURCE_SLOT_LOST if there is none."""
     query = f"SELECT to_jsonb(s) FROM pg_catalog.pg_replication_slots s WHERE slot_name = '{slot}'"

