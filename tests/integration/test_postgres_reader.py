@@ -242,6 +242,84 @@ def test_whoever_waits_for_a_reader_that_is_stopped_is_told(place: Place) -> Non
     _run(scenario())
 
 
+def _backlog(place: Place) -> None:
+    """About 30 MB of the log: large, small, rolled back and nested transactions, and one that is not for us."""
+    rows = "INSERT INTO {table} SELECT g, repeat('x', 200) FROM generate_series({low}, {high}) g"
+    with place.server.connect(place.name, autocommit=False) as conn:
+        for i in range(20):
+            for table in ("a", "b", "other"):
+                conn.execute(rows.format(table=table, low=i * 2000, high=i * 2000 + 1999).encode())
+            conn.execute(b"SAVEPOINT x")
+            conn.execute(b"DELETE FROM a WHERE id % 7 = 0")
+            conn.execute(b"ROLLBACK TO x" if i % 2 else b"RELEASE x")
+            conn.rollback() if i % 5 == 4 else conn.commit()
+        for i in range(200):
+            conn.execute(b"UPDATE b SET v = 'y' WHERE id = %s", (i,))
+            conn.commit()
+
+
+def test_a_large_backlog_is_read_in_bulk_and_the_same_as_the_stream(place: Place) -> None:
+    _backlog(place)
+    received = 0
+
+    async def scenario() -> None:
+        nonlocal received
+        reader = ReaderProcess(place.config(), place.spool)
+        await reader.start()
+        await reader.wait_for(place.current())
+        received = reader.bulk_messages
+        await asyncio.to_thread(place.execute, "INSERT INTO a VALUES (-1, '')")
+        await reader.wait_for(place.current())
+        await reader.stop()
+
+    _run(scenario())
+    spooled = _spooled(place.spool)
+    assert received > 60_000
+    assert spooled == _peeked(place)
+
+
+def test_a_backlog_far_behind_the_slots_restart_is_left_to_the_stream(place: Place) -> None:
+    """So it is while an old transaction is open at the source, or a checkpoint of ours is long in coming."""
+
+    async def scenario() -> None:
+        reader = ReaderProcess(place.config(), place.spool)  # it gets no acknowledgement
+        await reader.start()
+        for _ in range(3):
+            await asyncio.to_thread(_backlog, place)
+            await asyncio.to_thread(place.execute, "TRUNCATE a, b, other")
+        await reader.wait_for(place.current())
+        await reader.stop()
+        await asyncio.to_thread(_backlog, place)
+        again = ReaderProcess(place.config(), place.spool)
+        await again.start()
+        await again.wait_for(place.current())
+        assert again.bulk_messages == 0 and again.connected
+        await again.stop()
+
+    begin = place.current()
+    _run(scenario())
+    assert place.current() - begin > 100 << 20
+    assert _spooled(place.spool) == _peeked(place)
+
+
+def test_a_bulk_read_that_is_refused_is_left_to_the_stream(place: Place) -> None:
+    _backlog(place)
+
+    async def scenario() -> None:
+        reader = ReaderProcess(place.config(), place.spool)
+        await reader.start()
+        await reader.wait_for(place.current())
+        assert reader.bulk_messages == 0 and reader.connected
+        await reader.stop()
+
+    place.execute("ALTER SYSTEM SET temp_file_limit = '1MB'", "SELECT pg_reload_conf()")
+    try:
+        _run(scenario())
+    finally:
+        place.execute("ALTER SYSTEM RESET temp_file_limit", "SELECT pg_reload_conf()")
+    assert _spooled(place.spool) == _peeked(place)
+
+
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_reader_goes_on_after_a_restart_of_the_server(place: Place, mode: Any) -> None:
     async def scenario() -> None:

@@ -6,7 +6,8 @@
             {"ack": lsn}    a checkpoint has made everything up to lsn durable: the server may forget it (I3)
             {"nudge": lsn}  somebody waits for the position to reach lsn: make the server write something if need be
             {"stop": true}  end in order; the end of stdin (the engine is gone) means the same
-    stdout  events as JSON lines: connected, position, error, publication (when its content has changed)
+    stdout  events as JSON lines: connected, position, error, publication (its content has
+            changed), backlog (one was read in bulk: `backlog.py`)
     exit    0 stopped, 3 definite error (the last error event says which), 1 anything else: start it again
 
 `replication.py` knows the protocol, `capture/spool.py` the files, `reader_process.py` is the other end of the pipes.
@@ -31,7 +32,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.capture.spool import TARGET_FILE_BYTES, SpoolWriter
-from headwater.connectors.postgres import replication
+from headwater.connectors.postgres import backlog, replication
 from headwater.connectors.postgres.client import main_line, parse_lsn
 from headwater.errors import DefiniteError, HeadwaterError, TransientError
 
@@ -204,6 +205,7 @@ class Reader:
         self._last_heard = 0.0
         self._status_due = False
         self._failures = 0
+        self._bulk = True  # a backlog may be read by backlog.py
 
     def run(self) -> None:
         """Until stopped, or until a definite error."""
@@ -229,39 +231,68 @@ class Reader:
     def _connection(self) -> None:
         conn = replication.open_connection(self._config.conninfo, f"headwater {self._config.slot}")
         try:
-            start = self._start(conn)
-            self._control.emit("connected", start_lsn=start)
-            self._report()
+            self._begin(conn)
             self._stream(conn)
         finally:
             conn.finish()
             if self._writer.in_transaction:
                 self._writer.rollback()
 
-    def _start(self, conn: pq.abc.PGconn) -> int:
-        """Begin to stream, where we left off; gives the position."""
+    def _begin(self, conn: pq.abc.PGconn) -> None:
+        """Start the stream where we left off, or where a bulk read of a large backlog ended."""
         recovering = replication.in_recovery(conn)
         try:
-            start = self._prepare(conn)
+            start, bulk_end = self._prepare(conn)
+            if bulk_end is not None:
+                self._read_backlog(conn, bulk_end)
+                start = self._writer.sync()
             replication.start_streaming(conn, self._config.slot, self._config.publication, start)
         except DefiniteError as error:
             if not recovering:
                 raise
             # It may still be replaying what we have already: nothing that is missing now is missing for good.
             raise TransientError("SOURCE_UNREACHABLE", f"the server is in recovery: {error.message}") from None
-        return start
+        self._control.emit("connected", start_lsn=start)
+        self._report()
 
-    def _prepare(self, conn: pq.abc.PGconn) -> int:
-        """Check that this server and slot continue what we have; gives the position to start at."""
+    def _prepare(self, conn: pq.abc.PGconn) -> tuple[int, int | None]:
+        """Check that this server and slot continue what we have; gives the position to start at, and `bulk_end`."""
         now = replication.identify(conn)
         have = self._writer.durable_lsn if self._writer.durable_lsn is not None else self._config.start_lsn
         replication.check_identity(conn, self._writer.identity(), now, have)
         replication.check_transactions(conn, self._writer.last_xid)
-        confirmed = replication.check_slot(replication.slot_status(conn, self._config.slot), have)
+        status = replication.slot_status(conn, self._config.slot)
+        confirmed = replication.check_slot(status, have)
         if self._writer.durable_lsn is None:
             self._writer.initialise(have if have is not None else confirmed)
         self._know(conn, now)
-        return self._writer.sync()
+        start = self._writer.sync()
+        return start, backlog.bulk_end(status, start, now["flushed"]) if self._bulk else None
+
+    def _read_backlog(self, conn: pq.abc.PGconn, upto: int) -> None:
+        """Whatever goes wrong here (rights, room for temporary files, the connection): the next try is the stream."""
+        self._bulk = False
+        backlog.begin(conn, self._config.slot, self._config.publication, upto)
+        self._control.emit("connected", start_lsn=self._writer.durable_lsn)
+        assembler = replication.Assembler(self._writer)
+        poll = select.poll()
+        poll.register(conn.socket, select.POLLIN)
+        poll.register(0, select.POLLIN)
+        messages = 0
+        while True:
+            if any(fd == 0 for fd, _ in poll.poll(1000 * STATUS_INTERVAL_S)):
+                self._obey()
+            conn.consume_input()
+            try:
+                messages += backlog.drain(conn, assembler)
+            except replication.DoneStreaming:
+                break
+            now = time.monotonic()
+            if self._writer.dirty and now - self._last_sync >= SYNC_INTERVAL_S:
+                self._sync(now)
+        backlog.end(conn)
+        self._control.emit("backlog", messages=messages, upto=upto)
+        self._bulk = True
 
     def _know(self, conn: pq.abc.PGconn, now: dict[str, Any]) -> None:
         """Note whose stream this is, for the next connection to compare with."""

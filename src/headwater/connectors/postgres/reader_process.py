@@ -59,6 +59,7 @@ class ReaderProcess:
         self.bytes_received = 0
         self.connected = False
         self.last_error: HeadwaterError | None = None
+        self.bulk_messages = 0  # how many came as a backlog, read in bulk
         self._publication: dict[str, Any] | None = None
 
     def membership(self, table_oid: int, schema_oid: int = 0) -> str | None:
@@ -213,6 +214,8 @@ class ReaderProcess:
                 self.bytes_received = event["bytes"]
             case "publication":
                 self._publication = event
+            case "backlog":
+                self.bulk_messages += event["messages"]
             case "error":
                 kind = TransientError if event["transient"] else SourceError
                 self.connected = False

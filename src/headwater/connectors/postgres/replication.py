@@ -85,7 +85,7 @@ class Assembler:
             count += 1
             kind = data[0]
             if kind == _W:
-                # Inside a transaction that is written, rows (I, U, D) need no look at all: this is the hot path.
+                # `take`, written out: this is the hot path.
                 if self._place is Place.WRITING and data[_HEADER] in b"IUD":
                     append(u64(data, 1)[0], data[_HEADER:])
                 else:
@@ -95,6 +95,14 @@ class Assembler:
         if size == -1:
             raise DoneStreaming
         return count
+
+    def take(self, lsn: int, message: memoryview) -> None:
+        """One message of the stream."""
+        # Inside a transaction that is written, rows need no look at all.
+        if self._place is Place.WRITING and message[0] in b"IUD":
+            self._writer.append(lsn, message)
+        else:
+            self._message(lsn, message)
 
     def _keepalive(self, wal_end: int, reply: bool) -> None:
         if reply:
@@ -358,13 +366,15 @@ def _restored(message: str) -> SourceError:
     return SourceError("SOURCE_RESTORED", message, hint=hint)
 
 
-def start_streaming(conn: pq.abc.PGconn, slot: str, publication: str, lsn: int) -> None:
+def stream_options(publication: str) -> tuple[tuple[str, str], ...]:
+    """What we ask of pgoutput; quotes in the values are doubled, as in a literal."""
     quoted = '"' + publication.replace('"', '""') + '"'
-    names = quoted.replace("'", "''")
-    command = (
-        f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} '
-        f"(proto_version '1', publication_names '{names}', messages 'true')"
-    )
+    return (("proto_version", "1"), ("publication_names", quoted.replace("'", "''")), ("messages", "true"))
+
+
+def start_streaming(conn: pq.abc.PGconn, slot: str, publication: str, lsn: int) -> None:
+    options = ", ".join(f"{name} '{value}'" for name, value in stream_options(publication))
+    command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(lsn)} ({options})'
     result = conn.exec_(command.encode())
     if result.status != pq.ExecStatus.COPY_BOTH:
         raise result_error(result, conn)
