@@ -42,7 +42,7 @@ class Memory:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     line = " ".join(process.cmdline())
-                    kinds = [k for k in ("postgres.reader", "pyspark.daemon") if k in line]
+                    kinds = [k for k in ("postgres.reader", "headwater.spark.daemon") if k in line]
                     if kinds:
                         self.peak[kinds[0]] = max(self.peak.get(kinds[0], 0), process.memory_info().rss)
 
@@ -59,7 +59,7 @@ def test_a_transaction_of_a_million_rows_takes_bounded_memory(world: World) -> N
     count = world.engine.execute("SELECT count(*) AS n, sum(id) AS s, count(DISTINCT b) AS d FROM huge")[0]
     assert count is not None and count.rows == [{"n": 1_000_000, "s": 500_000_500_000, "d": 1_000_000}]
     assert memory.peak["postgres.reader"] < 400 * MEGABYTE
-    assert memory.peak["pyspark.daemon"] < 1500 * MEGABYTE
+    assert memory.peak["headwater.spark.daemon"] < 1500 * MEGABYTE
 
 
 def retained(world: World) -> int:

@@ -41,7 +41,7 @@ def python_workers(engine: EngineProcess) -> list[psutil.Process]:
     found = []
     for child in engine.children():
         with contextlib.suppress(psutil.Error):
-            if "pyspark.daemon" in child.cmdline():
+            if "headwater.spark.daemon" in child.cmdline():
                 found.append(child)
     return found
 

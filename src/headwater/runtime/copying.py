@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 POLL_S: Final = 0.2
 RETRY_S: Final = (0.5, 10.0)
+# A job costs about as much as reading 100,000 rows. Small splits are read several in turn, but results come at its end.
+JOB_S: Final = 2.0
+MOST_IN_TURN: Final = 8
 # Definite while a table is being created, but for one that exists they may pass: passwords are rotated, servers moved.
 PASSING: Final = frozenset({"SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
 
@@ -71,6 +75,7 @@ class Copying:
     def __init__(self, backfill: TableBackfill) -> None:
         self.table = backfill
         self.core = backfill.core
+        self._in_turn = 1
 
     async def run(self) -> None:
         delay = RETRY_S[0]
@@ -151,9 +156,18 @@ class Copying:
             table.report(waiting_for="the rate limit is 0" if waiting and not self.core.paused else "")
             await table.wait(POLL_S)
         elif table.kind is SplitKind.KEY:
-            await self._read(waiting[: self._batch], SharedSnapshot())
+            await self._read_ranges(waiting)
         else:
             await self._read_whole(waiting)
+
+    async def _read_ranges(self, waiting: list[SplitInfo]) -> None:
+        """The next splits; so many in turn that the job is worth its cost, unless somebody wants it slow."""
+        slow = self.table.rate_limit is not None or self.table.cursor
+        turns = 1 if slow else min(self._in_turn, -(-len(waiting) // self._batch))
+        begin = time.monotonic()
+        await self._read(waiting[: self._batch * turns], SharedSnapshot())
+        per_turn = (time.monotonic() - begin) / turns
+        self._in_turn = max(1, min(MOST_IN_TURN, int(JOB_S / per_turn)))
 
     async def _difference(self) -> None:
         """A resync is read: what it changes is made here, and taken by the next barrier."""
@@ -194,7 +208,7 @@ class Copying:
 
     async def _read_job(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> dict[int, dict[str, Any]]:
         tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot)
-        results = await run_reads(self.core, self.table.table_id, tasks)
+        results = await run_reads(self.core, self.table.table_id, tasks, at_once=self._batch)
         return {r["split_id"]: r for r in results}
 
     def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> list[Any]:
@@ -223,16 +237,18 @@ class Copying:
         table.staged(batch, max(r["high"] for r in results.values()))
 
 
-async def run_reads(core: Any, table_id: int, tasks: list[Any]) -> list[dict[str, Any]]:
-    """Run reads as one Spark job; the first error of them is raised as what it is."""
+async def run_reads(core: Any, table_id: int, tasks: list[Any], *, at_once: int | None = None) -> list[dict[str, Any]]:
+    """Run reads as one Spark job, so many `at_once`; the first error of them is raised as what it is."""
     from headwater.spark.query import explained
     from headwater.spark.tasks import run_tasks
 
     def work() -> list[dict[str, Any]]:
         with explained("BACKFILL_FAILED"):
-            return run_tasks(core.spark, [[task] for task in tasks])
+            return run_tasks(core.spark, groups)
 
-    async with core.capture.reads.take(len(tasks)):
+    count = min(len(tasks), at_once or len(tasks))
+    groups = [tasks[i::count] for i in range(count)]
+    async with core.capture.reads.take(count):
         results: list[dict[str, Any]] = await core.jobs.run("backfill", f"backfill-{table_id}", work)
     for result in results:
         if "error" in result:

@@ -35,6 +35,7 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "headwater.spark.daemon",
     "spark.ui.retainedJobs": "2000",
     "spark.sql.ui.retainedExecutions": "50",
 }
