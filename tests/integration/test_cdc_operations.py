@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,26 @@ def test_a_source_without_tables_is_read_so_that_its_log_does_not_grow(world: Wo
     world.until(lambda: confirmed() >= lsn(row[0]), 60)
     world.engine.execute("DROP SOURCE idle")
     assert confirmed() == 0
+
+
+def test_caught_up_is_reached_also_while_the_source_goes_on(world: World) -> None:
+    world.sql("CREATE TABLE busy (id serial PRIMARY KEY, v int)")
+    stop = threading.Event()
+
+    def write() -> None:
+        with world.server.connect() as conn:
+            while not stop.wait(0.002):
+                conn.execute("INSERT INTO busy (v) VALUES (1)")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        world.capture("public.busy", "busy")
+        world.live("busy")
+        world.until(world.engine.caught_up, 60)
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_what_was_there_is_used_and_stays_and_missing_rights_come_with_the_sql(world: World, tmp_path: Path) -> None:

@@ -219,9 +219,14 @@ class Capture:
         for source in self.sources.values():
             source.committed(epoch, contribution)
 
-    def caught_up(self) -> bool:
-        """The tables hold everything that their sources had committed a moment ago."""
-        return all(x.caught_up for x in self.sources.values())
+    def goals(self) -> dict[int, int] | None:
+        """What the sources have committed by now, by their ids; None while one is not heard of."""
+        found = {source_id: source.goal() for source_id, source in self.sources.items()}
+        known = {source_id: goal for source_id, goal in found.items() if goal is not None}
+        return known if len(known) == len(found) else None
+
+    def reached(self, goals: dict[int, int]) -> bool:
+        return all(self.sources[i].committed_position >= goal for i, goal in goals.items() if i in self.sources)
 
     def source_rows(self) -> list[dict[str, Any]]:
         return [source.row() for source in self.sources.values()]

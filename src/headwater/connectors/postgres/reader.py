@@ -6,7 +6,7 @@
             {"ack": lsn}    a checkpoint has made everything up to lsn durable: the server may forget it (I3)
             {"nudge": lsn}  somebody waits for the position to reach lsn: make the server write something if need be
             {"stop": true}  end in order; the end of stdin (the engine is gone) means the same
-    stdout  events as JSON lines: connected, position, error, publication (when its content has changed)
+    stdout  events as JSON lines: connected, position, server (the end of its log), error, publication (when it changed)
     exit    0 stopped, 3 definite error (the last error event says which), 1 anything else: start it again
 
 `replication.py` knows the protocol, `capture/spool.py` the files, `reader_process.py` is the other end of the pipes.
@@ -154,6 +154,7 @@ class Pulse(threading.Thread):
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + self._interval_s
                     current = parse_lsn(self._ask(_CURRENT))
+                    self._control.emit("server", lsn=current)
                     if self.position == last_position and current > self.position:
                         self._emitted = parse_lsn(self._ask(_EMIT))
                     last_position = self.position
@@ -204,6 +205,7 @@ class Reader:
         self._last_heard = 0.0
         self._status_due = False
         self._failures = 0
+        self._server_lsn = 0  # the end of the server's log when we connected
 
     def run(self) -> None:
         """Until stopped, or until a definite error."""
@@ -230,7 +232,7 @@ class Reader:
         conn = replication.open_connection(self._config.conninfo, f"headwater {self._config.slot}")
         try:
             start = self._start(conn)
-            self._control.emit("connected", start_lsn=start)
+            self._control.emit("connected", start_lsn=start, server_lsn=self._server_lsn)
             self._report()
             self._stream(conn)
         finally:
@@ -254,6 +256,7 @@ class Reader:
     def _prepare(self, conn: pq.abc.PGconn) -> int:
         """Check that this server and slot continue what we have; gives the position to start at."""
         now = replication.identify(conn)
+        self._server_lsn = now["flushed"]
         have = self._writer.durable_lsn if self._writer.durable_lsn is not None else self._config.start_lsn
         replication.check_identity(conn, self._writer.identity(), now, have)
         replication.check_transactions(conn, self._writer.last_xid)
