@@ -178,7 +178,9 @@ def checked_columns(frame: DataFrame, schema: Schema, *, upserts: bool = False) 
 def tombstones(selected: DataFrame, schema: Schema) -> DataFrame:
     """A delete of each selected row, by its key as it was (`_old_…`)."""
     columns = [
-        F.col(f"`_old_{c.name}`").alias(c.name) if c.name in schema.key else F.lit(None).cast(c.type).alias(c.name)
+        F.col(quoted(f"_old_{c.name}")).alias(c.name)
+        if c.name in schema.key
+        else F.lit(None).cast(c.type).alias(c.name)
         for c in schema.columns
     ]
     return selected.select(*columns, F.lit(OP_DELETE).alias(OP))
