@@ -109,6 +109,8 @@ class EngineCore:
         self.capture = Capture(self)
         self.creating = Creating(self)
         self.delivery = Delivery(self)
+        self._goals: dict[int, int] | None = None  # of caught_up: the sources' positions, then the epoch that has them
+        self._goal_epoch = 0
         self.functions = Functions(self)
         self.followed = Followed(self)
         await asyncio.to_thread(self.functions.load)
@@ -338,12 +340,25 @@ class EngineCore:
         self.meta.set_setting(_applied_key(statement), "1")
 
     def caught_up(self) -> bool:
-        """Every job live, every source's committed changes in the tables, every sink with what is committed."""
+        """Every job live, every source's committed changes in the tables, every sink with what is committed.
+
+        Under load there is always something newer. So the goal is set when the jobs are live (what the sources have
+        then), and stays until it is reached and delivered; the next call after that sets another one.
+        """
         if any(j.state != "live" for j in self.registry.by_id.values()):
+            self._goals, self._goal_epoch = None, 0
             return False
-        if self.dataflow.waits(self.writes.acknowledged):
+        if self._goals is None:
+            self._goals = self.capture.goals()
+        if not self._goal_epoch:
+            waits = self._goals is None or self.dataflow.waits(self.writes.acknowledged)
+            if waits or not self.capture.reached(self._goals or {}):
+                return False
+            self._goal_epoch = self.meta.committed_epoch()
+        if not self.delivery.delivered(self._goal_epoch):
             return False
-        return self.capture.caught_up() and self.delivery.caught_up()
+        self._goals, self._goal_epoch = None, 0
+        return True
 
     # -- HTTP backend -----------------------------------------------------------------------------------------------
 

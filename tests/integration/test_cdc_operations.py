@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cdc_world import World, open_world
+from cdc_world import World, lsn, open_world
 from headwater.errors import HeadwaterError, UsageError
 from headwater.testing.servers import PostgresServer
 
@@ -165,6 +166,66 @@ def test_a_subset_of_the_columns_and_only_changes(world: World) -> None:
     world.sql("INSERT INTO sub VALUES (2, 2, 'y'), (3, 3, 'z'); DELETE FROM sub WHERE id < 3; UPDATE sub SET a = 0")
     world.settle()
     assert world.rows("sub") == [("z", 3)]
+
+
+def test_what_cannot_be_captured_is_refused_before_anything_is_made(world: World, tmp_path: Path) -> None:
+    world.sql('CREATE TABLE twins (id int PRIMARY KEY, "ID" int); CREATE TABLE lists (k int[] PRIMARY KEY)')
+    world.sql("CREATE TABLE nothing (); ALTER TABLE nothing REPLICA IDENTITY FULL")
+    for table, code in (("twins", "DUPLICATE_COLUMN"), ("lists", "KEY_TYPE"), ("nothing", "SOURCE_NOT_A_TABLE")):
+        with pytest.raises(UsageError) as caught:
+            world.capture(f"public.{table}", table)
+        assert caught.value.code == code
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute(f"CREATE SOURCE again WITH ({source_options(world, tmp_path, slot_name='headwater')})")
+    assert (caught.value.code, "shop" in caught.value.message) == ("SOURCE_SLOT_FOREIGN", True)
+    world.sql("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")
+    options = source_options(world, tmp_path, slot_name="other", publication_name="left over")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute(f"CREATE SOURCE other WITH ({options})")
+    assert caught.value.code == "SOURCE_SLOT_FOREIGN"
+    assert world.source_rows("pg_publication WHERE pubname = 'left over'") == []
+    world.sql("SELECT pg_drop_replication_slot('other')")
+    world.sql("INSERT INTO lists VALUES ('{1,NULL}')")
+    world.capture("public.lists", "lists", "arrays='string'")
+    world.live("lists")
+    assert world.rows("lists") == [("{1,NULL}",)]
+
+
+def test_a_source_without_tables_is_read_so_that_its_log_does_not_grow(world: World, tmp_path: Path) -> None:
+    world.engine.execute(f"CREATE SOURCE idle WITH ({source_options(world, tmp_path, slot_name='idle')})")
+
+    def confirmed() -> int:
+        row = world.db.execute(
+            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = 'idle'"
+        ).fetchone()
+        return lsn(row[0]) if row else 0
+
+    world.sql("CREATE TABLE elsewhere AS SELECT * FROM generate_series(1, 1000)")
+    row = world.db.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+    assert row is not None
+    world.until(lambda: confirmed() >= lsn(row[0]), 60)
+    world.engine.execute("DROP SOURCE idle")
+    assert confirmed() == 0
+
+
+def test_caught_up_is_reached_also_while_the_source_goes_on(world: World) -> None:
+    world.sql("CREATE TABLE busy (id serial PRIMARY KEY, v int)")
+    stop = threading.Event()
+
+    def write() -> None:
+        with world.server.connect() as conn:
+            while not stop.wait(0.002):
+                conn.execute("INSERT INTO busy (v) VALUES (1)")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        world.capture("public.busy", "busy")
+        world.live("busy")
+        world.until(world.engine.caught_up, 60)
+    finally:
+        stop.set()
+        writer.join()
 
 
 def test_what_was_there_is_used_and_stays_and_missing_rights_come_with_the_sql(world: World, tmp_path: Path) -> None:

@@ -185,6 +185,16 @@ def test_a_table_taken_out_of_the_publication_and_put_in_again_is_copied_anew(wo
     healed(world, "away")  # put in again by us
 
 
+def test_a_publication_that_left_out_updates_for_a_while_is_noticed_and_its_tables_copied_anew(world: World) -> None:
+    make(world, "partly")
+    world.live("partly")
+    world.sql("ALTER PUBLICATION headwater SET (publish = 'insert')")
+    world.sql("UPDATE partly SET a = 1 WHERE id = 20; DELETE FROM partly WHERE id < 10")
+    world.sql("ALTER PUBLICATION headwater SET (publish = 'insert, update, delete, truncate')")
+    world.until(lambda: "SOURCE_TABLE_UNPUBLISHED" in [e["code"] for e in world.engine.status()["errors"]])
+    healed(world, "partly")
+
+
 @pytest.mark.slow
 def test_a_publication_that_was_dropped_is_made_again_and_every_table_copied_anew(world: World) -> None:
     make(world, "published")

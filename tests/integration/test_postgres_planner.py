@@ -377,6 +377,27 @@ def test_table_whose_updates_would_fail_once_published_is_refused(db: Db) -> Non
     db.run("INSERT INTO t VALUES (1)", "UPDATE t SET id = 2")
 
 
+def test_deferrable_primary_key_is_none_since_the_server_does_not_take_it_as_the_identity(db: Db) -> None:
+    db.run("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE)", "INSERT INTO t VALUES (1)")
+    assert db.table("t").key == ()
+    with pytest.raises(UsageError, match="SOURCE_NO_REPLICA_IDENTITY") as raised:
+        slots.ensure_publication(db.conn, db.config(), db.table("t"))
+    db.run(raised.value.hint.split("run on the source: ")[1])
+    slots.ensure_publication(db.conn, db.config(), db.table("t"))
+    db.run("UPDATE t SET id = 2")
+
+
+def test_membership_changes_with_the_options_of_the_publication(db: Db) -> None:
+    db.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+    before = slots.membership(db.conn, "p", db.table("t"))
+    db.run("CREATE TABLE u (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE u")
+    assert slots.membership(db.conn, "p", db.table("t")) == before is not None
+    db.run(
+        "ALTER PUBLICATION p SET (publish = 'insert')", "ALTER PUBLICATION p SET (publish = 'insert, update, delete')"
+    )
+    assert slots.membership(db.conn, "p", db.table("t")) != before
+
+
 def test_publication_with_a_row_filter_or_without_deletes_is_refused(db: Db) -> None:
     db.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION f FOR TABLE t WHERE (id > 5)")
     with pytest.raises(UsageError, match="SOURCE_PUBLICATION_FILTERED"):

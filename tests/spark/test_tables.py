@@ -147,6 +147,30 @@ def test_names_that_need_quotes_work_in_every_statement(engine: EngineProcess, n
     engine.sql(f"DROP TABLE {table}")
 
 
+def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str) -> None:
+    table = f"`{name}``x`"
+    engine.sql(f"CREATE TABLE {table} (`k``.k` INT PRIMARY KEY, `a.b` STRING, `c``` INT); FLUSH")
+    before = engine.epoch()
+    engine.sql(f"INSERT INTO {table} VALUES (1, 'x', 2), (2, 'y', 3); FLUSH")
+    engine.sql(f"UPDATE {table} SET `c``` = `c``` + 1, `k``.k` = `k``.k` + 10 WHERE `a.b` = 'x'; FLUSH")
+    engine.sql(f"DELETE FROM {table} WHERE `k``.k` = 2; FLUSH")
+    assert engine.sql(f"SELECT * FROM {table}") == [{"k`.k": 11, "a.b": "x", "c`": 3}]
+    changes = engine.sql(f"SELECT * FROM table_changes('{name}`x', {before}, {engine.epoch()})")
+    assert sorted((c["k`.k"], c["_change_type"]) for c in changes) == [
+        (1, "delete"),
+        (1, "insert"),
+        (2, "delete"),
+        (2, "insert"),
+        (11, "insert"),
+    ]
+    engine.sql(
+        f"CREATE MATERIALIZED VIEW v_{name} AS SELECT `a.b`, sum(`c```) AS `s``` FROM {table} GROUP BY `a.b`; WAIT"
+    )
+    engine.sql(f"INSERT INTO {table} VALUES (3, 'x', 4); FLUSH")
+    assert engine.sql(f"SELECT * FROM v_{name}") == [{"a.b": "x", "s`": 7}]
+    engine.sql(f"DROP TABLE {table} CASCADE")
+
+
 @pytest.mark.parametrize(
     ("statement", "code"),
     [

@@ -22,6 +22,7 @@ from headwater.cli.output import print_result
 from headwater.cli.setup import register
 from headwater.config import parse_parameter
 from headwater.errors import HeadwaterError, TransientError, UsageError
+from headwater.model.schema import quoted
 from headwater.sql import statements as s
 from headwater.sql.parser import parse, same_definition
 
@@ -306,7 +307,7 @@ def drop(
         if name.lower() not in kinds:
             raise UsageError("UNKNOWN_JOB", f"there is no source, table, view or sink {name}", hint="headwater status")
         kind = {"view": "MATERIALIZED VIEW"}.get(kinds[name.lower()], kinds[name.lower()].upper())
-        engine.run(f"DROP {kind} `{name}`{' CASCADE' if cascade else ''}")
+        engine.run(f"DROP {kind} {quoted(name)}{' CASCADE' if cascade else ''}")
 
 
 @app.command()

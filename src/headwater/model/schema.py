@@ -85,6 +85,11 @@ class Schema:
         return cls(tuple(Column(*c) for c in data["columns"]), tuple(data["key"]))
 
 
+def quoted(name: str) -> str:
+    """A name as Spark SQL and the DataFrame API read it, whatever characters it has (a backquote, too)."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def keyed(columns: Iterable[Column], key: Iterable[str]) -> Schema:
     """A schema with the given key, or with the hidden row id where there is none."""
     columns, key = tuple(columns), tuple(key)

@@ -23,6 +23,7 @@ from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow
 
 if TYPE_CHECKING:
+    from headwater.connectors.postgres.client import PostgresConfig
     from headwater.engine import EngineCore
     from headwater.runtime.dataflow import Staged
 
@@ -58,8 +59,7 @@ class Capture:
             self.sources[job.id] = SourceRuntime(self.core, job)
         for source in self.sources.values():
             source.load()
-            if source.tables:
-                await source.start_reader()
+            await source.start_reader()
         self.core.background(self._watch())
 
     async def stop(self) -> None:
@@ -110,6 +110,7 @@ class Capture:
             )
         check_secrets(statement.options)
         config = PostgresConfig.from_options(statement.options)
+        self._check_slot_is_free(config)
         made = await asyncio.to_thread(setup.open_slot, config)
         spec = {"options": statement.options, "inputs": [], **made}
         row = self.core.commands.row(statement.name, "source", "live", statement.text, spec)
@@ -122,6 +123,18 @@ class Capture:
             raise
         source = self.sources[row.id] = SourceRuntime(self.core, self.core.registry.by_id[row.id])
         source.load()
+        await source.start_reader()  # also without tables: a slot that nobody reads makes the source's log grow
+
+    def _check_slot_is_free(self, config: PostgresConfig) -> None:
+        """A slot has one reader: two sources on it would each miss what the other was sent."""
+        for other in self.sources.values():
+            theirs = other.config
+            if (theirs.hostname, theirs.port, theirs.slot) == (config.hostname, config.port, config.slot):
+                raise UsageError(
+                    "SOURCE_SLOT_FOREIGN",
+                    f"replication slot {config.slot} is that of source {other.name}",
+                    hint="choose another slot.name, or make the tables FROM " + other.name,
+                )
 
     async def create_table(self, statement: s.CreateTableFrom) -> None:
         from headwater.runtime.captured_table import describe_table
@@ -206,9 +219,14 @@ class Capture:
         for source in self.sources.values():
             source.committed(epoch, contribution)
 
-    def caught_up(self) -> bool:
-        """The tables hold everything that their sources had committed a moment ago."""
-        return all(x.caught_up for x in self.sources.values())
+    def goals(self) -> dict[int, int] | None:
+        """What the sources have committed by now, by their ids; None while one is not heard of."""
+        found = {source_id: source.goal() for source_id, source in self.sources.items()}
+        known = {source_id: goal for source_id, goal in found.items() if goal is not None}
+        return known if len(known) == len(found) else None
+
+    def reached(self, goals: dict[int, int]) -> bool:
+        return all(self.sources[i].committed_position >= goal for i, goal in goals.items() if i in self.sources)
 
     def source_rows(self) -> list[dict[str, Any]]:
         return [source.row() for source in self.sources.values()]

@@ -56,21 +56,43 @@ def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> Desc
         streamed = streamed_columns(conn, config.publication, info)
     sent, not_sent = sent_columns(info, streamed)
     wanted = _wanted(info, statement, sent)
+    if not wanted:
+        raise UsageError("SOURCE_NOT_A_TABLE", f"{info.qualified} has no columns")
     missing = [k for k in info.key if k not in wanted]
     if missing:
         raise UsageError("KEY_COLUMN_LEFT_OUT", f"the key column {missing[0]} must be among the columns")
     star = statement.columns is None
     shape = shape_of(info, plans_of(info, wanted, type_options), not_sent if star else (), star=star)
     _check_types(shape.plans, statement)
-    for column in shape.schema.visible:
+    _check_names(shape.schema)
+    notice = f"left out, because the source does not send them: {', '.join(not_sent)}" if star and not_sent else ""
+    return DescribedTable(info, shape, snapshot, settings, type_options, notice)
+
+
+def _check_names(schema: Schema) -> None:
+    """What a source may have and we cannot: our own names, names that differ in case alone, a key of arrays."""
+    seen: dict[str, str] = {}
+    for column in schema.visible:
+        other = seen.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise UsageError(
+                "DUPLICATE_COLUMN",
+                f"columns {other} and {column.name} have the same name here: upper and lower case do not count",
+                hint="list the columns with one of them only, or rename one on the source",
+            )
         if column.name.startswith("_"):
             raise UsageError(
                 "RESERVED_NAME",
                 f"column {column.name}: names with a leading _ are Headwater's own",
                 hint="list the other columns, or rename it on the source",
             )
-    notice = f"left out, because the source does not send them: {', '.join(not_sent)}" if star and not_sent else ""
-    return DescribedTable(info, shape, snapshot, settings, type_options, notice)
+    for column in schema.key_columns:
+        if column.type.upper().startswith("ARRAY"):
+            raise UsageError(
+                "KEY_TYPE",
+                f"column {column.name} of type {column.type} cannot be part of a primary key",
+                hint="WITH (arrays = 'string') captures arrays as their text",
+            )
 
 
 def plans_of(info: TableInfo, names: list[str], type_options: dict[str, str]) -> tuple[ColumnPlan, ...]:

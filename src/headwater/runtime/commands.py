@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headwater.config import PARAMETERS, suggestion
 from headwater.errors import UsageError
 from headwater.model.barrier import Mutation, MutationKind
-from headwater.model.schema import Column, keyed
+from headwater.model.schema import Column, keyed, quoted
 from headwater.runtime.queries import Result
 from headwater.runtime.registry import schema_of
 from headwater.sql import statements as s
@@ -373,7 +373,7 @@ def _plan_text(frame: Any) -> str:
 
 def _result_frame(spark: Any, result: Result) -> Any:
     rows = [tuple(None if v is None else str(v) for v in r.values()) for r in result.rows]
-    return spark.createDataFrame(rows, ", ".join(f"`{c}` STRING" for c in result.columns))
+    return spark.createDataFrame(rows, ", ".join(f"{quoted(c)} STRING" for c in result.columns))
 
 
 def _drop_hint(job: JobRow) -> str:

@@ -123,8 +123,9 @@ class Delivery:
             rows.append(worker.row() if worker else stored_row(self.core, job))
         return rows
 
-    def caught_up(self) -> bool:
-        return all(w.caught_up for w in self.sinks.values())
+    def delivered(self, epoch: int) -> bool:
+        """Every sink's target has what was committed up to the epoch."""
+        return all(w.delivered(epoch) for w in self.sinks.values())
 
     async def rewind(self, name: str, epoch: int) -> None:
         job = self.core.registry.find(name, "sink")

@@ -4,6 +4,7 @@
     a task met a shape with other columns                                         ─► copy with the new columns
     a value or row that the stream left out and that we do not have               ─► copy
     the table was taken out of the publication, and perhaps put in again          ─► copy: meanwhile nothing was sent
+    the publication's options were changed (`publish = 'insert'`)                 ─► the same
 
 `runtime/shape.py` says which columns a table gets, `backfill.py` makes the copy. A whole stream that is lost is
 `SourceRuntime.heal`.
@@ -132,7 +133,7 @@ class Healing:
             return
         error = SourceError(
             "SOURCE_TABLE_UNPUBLISHED",
-            f"table {table.name} was taken out of publication {table.source.config.publication}",
+            f"publication {table.source.config.publication} was changed, or table {table.name} taken out of it",
             hint="changes made meanwhile were not sent; it is published again if we may, and copied anew",
         )
         await self._stop(table, error, retrying=True)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headwater.errors import UsageError
-from headwater.model.schema import Schema
+from headwater.model.schema import Schema, quoted
 from headwater.model.vnode import vnodes_of_values
 from headwater.runtime.registry import schema_of
 from headwater.sink.encode import date_text, flat, plain_text, timestamp_text
@@ -83,7 +83,7 @@ class Queries:
     def visible(self, job: JobRow, epoch: int, constants: Constants = NO_CONSTANTS) -> Any:
         schema = schema_of(job)
         frame = self.snapshot(job.id, schema, epoch, constants)
-        return frame.select(*[f"`{c.name}`" for c in schema.visible])
+        return frame.select(*[quoted(c.name) for c in schema.visible])
 
     # -- binding ----------------------------------------------------------------------------------------------------
 

@@ -87,11 +87,21 @@ def evolved(
     taken = {p.name for p in shape.plans}
     new = [n for n in sent if n not in taken and n not in shape.left_out and not n.startswith("_")]
     if shape.star and policy != "ignore":
+        _check_case(info, [p.name for p in plans], new)
         plans += [column_plan(present[n], types) for n in new]
         left_out = [*not_sent, *(n for n in sent if n in shape.left_out or n.startswith("_"))]
     else:  # a list is a list: what is not in it concerns nobody
         left_out = [n for n in present if n not in taken] if shape.star else []
     return shape_of(info, plans, left_out, star=shape.star)
+
+
+def _check_case(info: TableInfo, kept: Iterable[str], new: Iterable[str]) -> None:
+    """Upper and lower case count for nothing here: two such columns would be one."""
+    seen = {name.lower(): name for name in kept}
+    for name in new:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise _stopped(info, f"column {name} differs from {other} in upper and lower case alone")
 
 
 def _check_key(shape: TableShape, info: TableInfo) -> None:

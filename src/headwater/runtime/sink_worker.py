@@ -78,9 +78,11 @@ class SinkWorker:
     def job(self) -> JobRow | None:
         return self.core.registry.by_id.get(self.job_id)
 
-    @property
-    def caught_up(self) -> bool:
-        return not self.fresh and not self.failed and self.reader.backlog().epochs == 0
+    def delivered(self, epoch: int) -> bool:
+        """The target has what was committed up to the epoch."""
+        if self.fresh or self.failed:
+            return False
+        return self.reader.state.truncated_to.epoch >= epoch or self.reader.backlog().epochs == 0
 
     # -- the log ----------------------------------------------------------------------------------------------------
 

@@ -119,12 +119,13 @@ class SourceRuntime:
         """What stands in the way of the stream."""
         return self.lost or (self.reader.last_error if self.reader is not None else None)
 
-    @property
-    def caught_up(self) -> bool:
-        if self.reader is None:
-            return True
-        left = self.spool.transactions(self.committed_position, self.reader.position)
-        return self.reader.connected and len(left) == 0
+    def goal(self) -> int | None:
+        """What the server has by now, as far as we have heard; None while it is not heard of."""
+        if self.reader is None or not self.reader.connected:
+            return None
+        wanted = max(self.reader.server_lsn, self.reader.position)
+        self.reader.nudge(wanted)
+        return wanted
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -458,7 +459,7 @@ class SourceRuntime:
     def lag_bytes(self) -> int:
         if self.reader is None:
             return 0
-        return max(0, int(getattr(self.reader, "server_lsn", 0) or self.reader.position) - self.committed_position)
+        return max(0, max(self.reader.server_lsn, self.reader.position) - self.committed_position)
 
     def row(self) -> dict[str, Any]:
         from headwater.connectors.postgres.client import format_lsn

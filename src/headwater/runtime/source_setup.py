@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headwater.errors import SourceError, TransientError, UsageError
+from headwater.errors import HeadwaterError, SourceError, TransientError, UsageError
 
 if TYPE_CHECKING:
     from headwater.connectors.postgres.client import PostgresConfig
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def open_slot(config: PostgresConfig) -> dict[str, Any]:
     """Publication, then slot: a slot decodes with the catalogue of its time, and must find the publication there."""
     from headwater.connectors.postgres.client import connect, translated
-    from headwater.connectors.postgres.slots import ensure_slot, publication_of
+    from headwater.connectors.postgres.slots import drop_publication, ensure_slot, publication_of
 
     try:
         with connect(config) as conn:
@@ -23,7 +24,13 @@ def open_slot(config: PostgresConfig) -> dict[str, Any]:
             if published:
                 with translated(f"creating publication {config.publication}"):
                     _create_publication(conn, config)
-            slot = ensure_slot(conn, config)
+            try:
+                slot = ensure_slot(conn, config)
+            except BaseException:
+                if published:  # a statement that fails leaves nothing of itself
+                    with contextlib.suppress(HeadwaterError):
+                        drop_publication(conn, config)
+                raise
             return {
                 "slot_created": slot.created,
                 "publication_created": published,

@@ -21,9 +21,7 @@ _YEAR_1_US: Final = -62_135_596_800_000_000
 _YEAR_10000_US: Final = 253_402_300_800_000_000
 _DAY_US: Final = 86_400_000_000
 _INT64_MAX: Final = (1 << 63) - 1
-_INT64_MIN: Final = -(1 << 63)
 _INT32_MAX: Final = (1 << 31) - 1
-_INT32_MIN: Final = -(1 << 31)
 
 
 def flat(array: Any) -> Any:
@@ -66,7 +64,7 @@ def timestamp_text(array: Any, *, separator: str = "T", infinity: bool = True) -
 def _far_timestamp(micros: int | None, separator: str, zone: str, infinity: bool) -> str | None:
     if micros is None:
         return None
-    if infinity and micros in (_INT64_MAX, _INT64_MIN):
+    if infinity and abs(micros) >= _INT64_MAX:  # sources give the smallest number plus one, docs/types-postgres.md
         return "infinity" if micros > 0 else "-infinity"
     days, rest = divmod(micros, _DAY_US)
     clock = (dt.datetime.min + dt.timedelta(microseconds=rest)).time().isoformat(timespec="microseconds")
@@ -87,7 +85,7 @@ def date_text(array: Any, *, infinity: bool = True) -> Any:
 def _far_date(days: int | None, infinity: bool) -> str | None:
     if days is None:
         return None
-    if infinity and days in (_INT32_MAX, _INT32_MIN):
+    if infinity and abs(days) >= _INT32_MAX:
         return "infinity" if days > 0 else "-infinity"
     date, era = _civil(days)
     return f"{date}{era}"

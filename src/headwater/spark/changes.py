@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from headwater.model.epoch import Epoch
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema, quoted
 from headwater.runtime.registry import schema_of
 from headwater.spark.table import SMALL_DELTA_BYTES
 from headwater.storage.checkpoint import JobRow, Segment
@@ -102,15 +102,15 @@ class _Feed:
         if sum(s.bytes for s in segments) <= SMALL_DELTA_BYTES:
             rows = rows.coalesce(1)
         others = [*_others(self.schema), OP]
-        newest = F.max_by(F.struct(*[f"`{n}`" for n in others]), F.col(SEQ)).alias("_newest")
+        newest = F.max_by(F.struct(*[quoted(n) for n in others]), F.col(SEQ)).alias("_newest")
         net = rows.groupBy(*self._key(), _EPOCH).agg(newest)
-        return net.select(*self._key(), *[F.col(f"_newest.`{n}`").alias(n) for n in others], _EPOCH)
+        return net.select(*self._key(), *[F.col(f"_newest.{quoted(n)}").alias(n) for n in others], _EPOCH)
 
     def _tagged(self, rows: DataFrame, op: int, epoch: int) -> DataFrame:
         return rows.withColumns({OP: F.lit(op).cast("tinyint"), _EPOCH: F.lit(epoch).cast("bigint")})
 
     def _key(self) -> list[str]:
-        return [f"`{k}`" for k in self.schema.key]
+        return [quoted(k) for k in self.schema.key]
 
 
 def difference(before: DataFrame, after: DataFrame) -> DataFrame:
@@ -123,10 +123,10 @@ def difference(before: DataFrame, after: DataFrame) -> DataFrame:
 def _paired(rows: DataFrame, schema: Schema, after: int) -> DataFrame:
     """Beside each change of an epoch past `after` the key's row before it; nothing for what stayed as it was."""
     names = [*_others(schema), OP]
-    new = F.struct(*[f"`{n}`" for n in names])
-    window = Window.partitionBy(*[f"`{k}`" for k in schema.key]).orderBy(_EPOCH)
+    new = F.struct(*[quoted(n) for n in names])
+    window = Window.partitionBy(*[quoted(k) for k in schema.key]).orderBy(_EPOCH)
     paired = rows.select(
-        *[f"`{k}`" for k in schema.key], _EPOCH, new.alias("_new"), F.lag(new).over(window).alias("_old")
+        *[quoted(k) for k in schema.key], _EPOCH, new.alias("_new"), F.lag(new).over(window).alias("_old")
     )
     was = F.coalesce(F.col(f"_old.{OP}") == OP_UPSERT, F.lit(False))
     changes = paired.where(F.col(_EPOCH) > after).withColumns({"_was": was, "_is": F.col(f"_new.{OP}") == OP_UPSERT})
@@ -137,7 +137,7 @@ def _paired(rows: DataFrame, schema: Schema, after: int) -> DataFrame:
 def _equal(schema: Schema) -> Column:
     others = [c for c in schema.columns if c.name not in schema.key]
     if not any("MAP<" in c.type.upper() for c in others):
-        pairs = [F.col(f"_old.`{c.name}`").eqNullSafe(F.col(f"_new.`{c.name}`")) for c in others]
+        pairs = [F.col(f"_old.{quoted(c.name)}").eqNullSafe(F.col(f"_new.{quoted(c.name)}")) for c in others]
         return reduce(lambda a, b: a & b, pairs, F.lit(True))
     # Spark cannot compare maps; their JSON text can be.
     options = {"ignoreNullFields": "false", "timestampFormat": f"{_MICROS}XXX", "timestampNTZFormat": _MICROS}
@@ -148,7 +148,7 @@ def _named(paired: DataFrame, schema: Schema) -> DataFrame:
     """One row per image of a change."""
 
     def image(name: str, side: str) -> Column:
-        values = [F.col(f"{side}.`{n}`").alias(n) for n in _others(schema)]
+        values = [F.col(f"{side}.{quoted(n)}").alias(n) for n in _others(schema)]
         return F.struct(F.lit(name).alias("_change_type"), *values)
 
     was, now = F.col("_was"), F.col("_is")
@@ -157,9 +157,9 @@ def _named(paired: DataFrame, schema: Schema) -> DataFrame:
         .when(now, F.array(image("insert", "_new")))
         .otherwise(F.array(image("delete", "_old")))
     )
-    exploded = paired.select(*[f"`{k}`" for k in schema.key], _EPOCH, F.explode(images).alias("_image"))
+    exploded = paired.select(*[quoted(k) for k in schema.key], _EPOCH, F.explode(images).alias("_image"))
     visible = [
-        F.col(f"`{c.name}`") if c.name in schema.key else F.col(f"_image.`{c.name}`").alias(c.name)
+        F.col(quoted(c.name)) if c.name in schema.key else F.col(f"_image.{quoted(c.name)}").alias(c.name)
         for c in schema.visible
     ]
     millis = F.shiftright(F.col(_EPOCH), 16) + F.lit(Epoch(0).unix_ms)

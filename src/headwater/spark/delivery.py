@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Schema
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Schema, quoted
 from headwater.runtime.registry import schema_of
 from headwater.sink.sink import SinkType
 from headwater.spark.changes import difference
@@ -54,21 +54,21 @@ def replay_batch(
     """Refused rows again: append-only as they were, else the rows that their keys have at an epoch."""
     schema = schema_of(source)
     letters = core.spark.read.parquet(*paths)
-    visible = [f"`{c.name}`" for c in schema.visible]
+    visible = [quoted(c.name) for c in schema.visible]
     if options.type is SinkType.APPEND_ONLY:
         return letters.select(*visible, OP)
-    keys = letters.select(*[F.col(f"`{k}`").alias(f"_key{i}") for i, k in enumerate(key)]).distinct()
+    keys = letters.select(*[F.col(quoted(k)).alias(f"_key{i}") for i, k in enumerate(key)]).distinct()
     marked = (
         core.reader(schema)
         .snapshot(core.meta.segments_at(source.id, epoch))
         .select(*visible, F.lit(True).alias("_there"))
     )
-    same = [marked[f"`{k}`"].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(key)]
+    same = [marked[quoted(k)].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(key)]
     found = keys.join(marked, reduce(lambda a, b: a & b, same), "left")
     op = F.when(F.col("_there"), F.lit(OP_UPSERT)).otherwise(F.lit(OP_DELETE)).cast("tinyint").alias(OP)
     numbers = {k: i for i, k in enumerate(key)}
     columns = [
-        F.col(f"_key{numbers[c.name]}").alias(c.name) if c.name in numbers else F.col(f"`{c.name}`")
+        F.col(f"_key{numbers[c.name]}").alias(c.name) if c.name in numbers else F.col(quoted(c.name))
         for c in schema.visible
     ]
     rows = found.select(*columns, op)
@@ -81,4 +81,4 @@ def _own_key(schema: Schema, key: Sequence[str]) -> bool:
 
 
 def _visible(rows: DataFrame, schema: Schema) -> DataFrame:
-    return rows.select(*[f"`{c.name}`" for c in schema.visible], OP)
+    return rows.select(*[quoted(c.name) for c in schema.visible], OP)

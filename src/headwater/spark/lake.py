@@ -15,7 +15,7 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from headwater.model.schema import OP, OP_UPSERT
+from headwater.model.schema import OP, OP_UPSERT, quoted
 from headwater.sink.lake import Bounds, filesystem_of, plain
 
 _STAGED_OP: Final = "op"  # the directories `op=1` and `op=2`; a name without underscore, so that VACUUM sees them
@@ -38,14 +38,14 @@ def stage(
     seen = Observation()
     measures = [F.count(F.lit(1)).alias("rows")]
     for i, name in enumerate(prune if by_op else ()):
-        column = F.col(f"`{name}`")
+        column = F.col(quoted(name))
         measures += [F.min(column).alias(f"low{i}"), F.max(column).alias(f"high{i}")]
         measures.append(F.count(F.when(column.isNull(), 1)).alias(f"nulls{i}"))
     if not by_op:
         # Into an empty or an append-only table a delete has no effect.
         df = df.where(F.col(OP) == OP_UPSERT)
     counted = df.observe(seen, *measures)
-    chosen = [F.col(f"`{c}`").cast("int").alias(c) if c in widen else F.col(f"`{c}`") for c in columns]
+    chosen = [F.col(quoted(c)).cast("int").alias(c) if c in widen else F.col(quoted(c)) for c in columns]
     if by_op:
         name = _free_name(columns)
         counted.select(*chosen, F.col(OP).alias(name)).write.mode("error").partitionBy(name).parquet(path)
@@ -91,7 +91,7 @@ class OldFiles:
         if not urls:
             return []
         rows = self._read(urls).select(
-            *[F.col(f"`{k}`") for k in self.key], F.col("_metadata.file_path").alias("_file")
+            *[F.col(quoted(k)) for k in self.key], F.col("_metadata.file_path").alias("_file")
         )
         found = self._joined(rows, "left_semi").select("_file").distinct().collect()
         return [plain(row["_file"]) for row in found]
@@ -102,7 +102,7 @@ class OldFiles:
 
     def _joined(self, rows: DataFrame, how: str) -> DataFrame:
         keys = self._batch_keys()
-        same = [rows[f"`{k}`"].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(self.key)]
+        same = [rows[quoted(k)].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(self.key)]
         return rows.join(keys, reduce(lambda a, b: a & b, same), how)
 
     def _batch_keys(self) -> DataFrame:
@@ -110,10 +110,10 @@ class OldFiles:
         filesystem, root = filesystem_of(self.directory)
         found = [i.base_name for i in filesystem.get_file_info(fs.FileSelector(root)) if i.base_name.startswith("op=")]
         rows = self.spark.read.parquet(*[f"{self.directory}/{name}" for name in found])
-        return rows.select(*[F.col(f"`{k}`").alias(f"_key{i}") for i, k in enumerate(self.key)])
+        return rows.select(*[F.col(quoted(k)).alias(f"_key{i}") for i, k in enumerate(self.key)])
 
     def _read(self, urls: Sequence[str]) -> Any:
         if self.columns is None:
             return self.spark.read.option("mergeSchema", "true").parquet(*urls)
-        ddl = ", ".join(f"`{name}` {kind}" for name, kind in self.columns)
+        ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in self.columns)
         return self.spark.read.schema(ddl).parquet(*urls)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from sqlglot import exp
 
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError, disk_full
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, Column, Schema
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, Column, Schema, quoted
 from headwater.model.types import arrow_type
 from headwater.spark.segment import dense_number
 
@@ -102,7 +102,7 @@ def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence
         if len(frame.columns) != len(columns):
             raise UsageError("COLUMN_COUNT", f"{len(frame.columns)} values for {len(columns)} columns")
         for name, column in zip(frame.columns, columns, strict=True):
-            value = F.col(f"`{name}`").cast(column.type)
+            value = F.col(quoted(name)).cast(column.type)
             if column.type.upper() in ("TIMESTAMP", "TIMESTAMP_LTZ"):
                 value = F.unix_micros(value)  # a collected TIMESTAMP would pass through the local time zone
             outputs.append(value.alias(column.name))
@@ -167,7 +167,7 @@ def checked_columns(frame: DataFrame, schema: Schema, *, upserts: bool = False) 
     """The table's columns (and `_op`); a NULL where a value must be fails the query."""
     outputs = []
     for column in schema.columns:
-        value = F.col(f"`{column.name}`")
+        value = F.col(quoted(column.name))
         if not column.nullable:
             message = F.lit(f"column {column.name} must have a value")
             value = F.coalesce(value, F.raise_error(message).cast(column.type))
@@ -178,7 +178,9 @@ def checked_columns(frame: DataFrame, schema: Schema, *, upserts: bool = False) 
 def tombstones(selected: DataFrame, schema: Schema) -> DataFrame:
     """A delete of each selected row, by its key as it was (`_old_…`)."""
     columns = [
-        F.col(f"`_old_{c.name}`").alias(c.name) if c.name in schema.key else F.lit(None).cast(c.type).alias(c.name)
+        F.col(quoted(f"_old_{c.name}")).alias(c.name)
+        if c.name in schema.key
+        else F.lit(None).cast(c.type).alias(c.name)
         for c in schema.columns
     ]
     return selected.select(*columns, F.lit(OP_DELETE).alias(OP))

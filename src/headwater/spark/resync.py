@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, ROW_NO, Schema
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, ROW_NO, Schema, quoted
 from headwater.spark.segment import write_frame
 from headwater.storage.checkpoint import NewSegment, Segment
 
@@ -36,14 +36,14 @@ def difference(
     if only is not None:
         old, new = only(old), only(new)
     key = list(schema.key)
-    names = [f"`{n}`" for n in schema.names]
+    names = [quoted(n) for n in schema.names]
     if schema.multiset:
         # Numbers mean nothing: the n-th of several equal rows is the n-th of the other side, whatever its number.
         old, new = _ranked(old), _ranked(new)
         gone = old.join(new.select(ROW_ID, _RANK), [ROW_ID, _RANK], "left_anti")
         changed = new.join(old.select(ROW_ID, _RANK), [ROW_ID, _RANK], "left_anti")
     else:
-        gone = old.join(new.select(*[f"`{k}`" for k in key]), key, "left_anti")
+        gone = old.join(new.select(*[quoted(k) for k in key]), key, "left_anti")
         changed = new.exceptAll(old)
     upserts = changed.select(*names).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
     deletes = gone.select(*names).withColumn(OP, F.lit(OP_DELETE).cast("tinyint"))

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headwater.errors import UsageError
-from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, VNODE, Schema
+from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, VNODE, Schema, quoted
 from headwater.model.schema import Column as SchemaColumn
 from headwater.model.vnode import FLOAT_LIMIT, KEY_SEPARATOR
 from headwater.storage.checkpoint import NewSegment
@@ -45,7 +45,7 @@ def canonical(column: Column, kind: str) -> Column:
 
 def vnode_expression(key: tuple[SchemaColumn, ...], vnode_count: int, columns: list[Column] | None = None) -> Column:
     """The vnode of a row, INT; `columns` replace the key columns, e.g. by literals."""
-    values = columns or [F.col(f"`{c.name}`") for c in key]
+    values = columns or [F.col(quoted(c.name)) for c in key]
     pairs = [(v, c) for v, c in zip(values, key, strict=True) if c.name != ROW_NO]
     text = F.concat_ws(KEY_SEPARATOR, *[canonical(v, c.type) for v, c in pairs])
     return F.pmod(F.crc32(text.cast("binary")), F.lit(vnode_count)).cast("int")
@@ -74,7 +74,7 @@ def write_frame(
     `by_vnode_only` leaves the order of keys inside a vnode to the next compaction: Spark sorts by one number four times
     faster than by a number and a key.
     """
-    columns = [F.col(f"`{c.name}`").cast(c.type).alias(c.name) for c in schema.columns]
+    columns = [F.col(quoted(c.name)).cast(c.type).alias(c.name) for c in schema.columns]
     op = F.col(OP).cast("tinyint") if OP in frame.columns else F.lit(OP_UPSERT).cast("tinyint")
     if SEQ in frame.columns:
         seq = F.col(SEQ)
@@ -84,8 +84,8 @@ def write_frame(
         seq = F.lit(seq_base) + dense_number()
     vnode = vnode_expression(schema.key_columns, vnode_count)
     rows = frame.select(*columns, op.alias(OP), seq.alias(SEQ))
-    rows = rows.select(*[f"`{c.name}`" for c in schema.columns], vnode.alias(VNODE), OP, SEQ)
-    rows = rows.sortWithinPartitions(VNODE, *([] if by_vnode_only else [f"`{k}`" for k in schema.key]))
+    rows = rows.select(*[quoted(c.name) for c in schema.columns], vnode.alias(VNODE), OP, SEQ)
+    rows = rows.sortWithinPartitions(VNODE, *([] if by_vnode_only else [quoted(k) for k in schema.key]))
     folder = segment_folder(table_id)
     try:
         rows.write.mode("append").parquet(data_dir.url(folder))

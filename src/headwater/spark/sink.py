@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from headwater import errors
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def sliced(df: DataFrame, by: Sequence[str], count: int, name: str) -> DataFrame
         return df.withColumn(name, F.lit(0))
     # Spark hashes no maps; their JSON text is the same for the same segments.
     kinds = dict(df.dtypes)
-    values = [F.to_json(f"`{c}`") if "map<" in kinds[c] else F.col(f"`{c}`") for c in by]
+    values = [F.to_json(quoted(c)) if "map<" in kinds[c] else F.col(quoted(c)) for c in by]
     return df.withColumn(name, F.pmod(F.xxhash64(*values), F.lit(count)).cast("int"))
 
 
@@ -104,11 +104,11 @@ def net_by_key(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     others = [c for c in changes.columns if c not in key and c != OP]
     # Maps have no order; they take part in the row but not in the choice.
     ordered = [c for c, t in changes.dtypes if c in others and "map<" not in t]
-    rank = F.struct((F.col(OP) == OP_UPSERT).alias("live"), *[F.col(f"`{c}`") for c in ordered])
-    row = F.struct(F.col(OP), *[F.col(f"`{c}`") for c in others])
-    grouped = changes.groupBy(*[F.col(f"`{k}`") for k in key]).agg(F.max_by(row, rank).alias("_row"))
+    rank = F.struct((F.col(OP) == OP_UPSERT).alias("live"), *[F.col(quoted(c)) for c in ordered])
+    row = F.struct(F.col(OP), *[F.col(quoted(c)) for c in others])
+    grouped = changes.groupBy(*[F.col(quoted(k)) for k in key]).agg(F.max_by(row, rank).alias("_row"))
     picked = {c: F.col("_row").getField(c) for c in (*others, OP)}
-    return grouped.select(*[F.col(f"`{c}`") if c in key else picked[c].alias(c) for c in changes.columns])
+    return grouped.select(*[F.col(quoted(c)) if c in key else picked[c].alias(c) for c in changes.columns])
 
 
 def appended(changes: DataFrame, *, force: bool) -> DataFrame:

@@ -30,7 +30,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from headwater.config import resolve_secret
 from headwater.errors import UsageError
-from headwater.model.schema import Schema
+from headwater.model.schema import Schema, quoted
 from headwater.runtime.registry import Registry, schema_of
 from headwater.spark.source_rows import CHANGE_COLUMNS, CHANGE_NAMES, File, Slice
 from headwater.storage import tables as t
@@ -57,7 +57,7 @@ class HeadwaterSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> str:
         with _opened(self.options) as table:
-            columns = [f"`{c.name}` {c.type}" for c in table.schema.visible]
+            columns = [f"{quoted(c.name)} {c.type}" for c in table.schema.visible]
         if _with_changes(self.options):
             columns.append(CHANGE_COLUMNS)
         return ", ".join(columns)

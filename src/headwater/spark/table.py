@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, VNODE, Schema
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, VNODE, Schema, quoted
 from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir
 
@@ -57,7 +57,7 @@ class TableReader:
     def changes(self, segments: Sequence[AnySegment]) -> DataFrame:
         """The net change per key of the change-log segments of an epoch range: all columns + `_op`."""
         base, delta = _split(segments)
-        names = [f"`{n}`" for n in self.schema.names]
+        names = [quoted(n) for n in self.schema.names]
         inserts = self._scan(base, None).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
         if not delta:
             return inserts.select(*names, OP)
@@ -76,7 +76,7 @@ class TableReader:
         if _bytes(segments) <= SMALL_DELTA_BYTES:
             keys = F.broadcast(keys)
         old = before.join(keys, list(self.schema.key), "left_semi").withColumn(OP, F.lit(OP_DELETE).cast("tinyint"))
-        names = [f"`{n}`" for n in self.schema.names]
+        names = [quoted(n) for n in self.schema.names]
         new = changed.where(F.col(OP) == OP_UPSERT)
         return old.select(*names, OP).unionByName(new.select(*names, OP))
 
@@ -93,7 +93,7 @@ class TableReader:
         fields = [(c.name, c.type) for c in self.schema.columns] + [(VNODE, "INT"), (OP, "TINYINT"), (SEQ, "BIGINT")]
         if not segments:
             return empty_frame(self.spark, fields)
-        ddl = ", ".join(f"`{name}` {kind}" for name, kind in fields)
+        ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in fields)
         frame = self.spark.read.schema(ddl).parquet(*[self.data_dir.url(s.path) for s in segments])
         return frame if where is None else frame.where(where)
 
@@ -107,9 +107,9 @@ class TableReader:
         if _bytes(delta) <= SMALL_DELTA_BYTES:
             rows = rows.coalesce(1)
         others = [c.name for c in self.schema.columns if c.name not in self.schema.key] + [OP]
-        newest = F.max_by(F.struct(*[f"`{n}`" for n in others]), F.col(SEQ)).alias("_newest")
+        newest = F.max_by(F.struct(*[quoted(n) for n in others]), F.col(SEQ)).alias("_newest")
         grouped = rows.groupBy(*self._key()).agg(newest)
-        return grouped.select(*self._key(), *[F.col(f"_newest.`{n}`").alias(n) for n in others])
+        return grouped.select(*self._key(), *[F.col(f"_newest.{quoted(n)}").alias(n) for n in others])
 
     def _untouched(self, base: DataFrame, net: DataFrame, delta: Sequence[AnySegment]) -> DataFrame:
         keys = net.select(*self._key())
@@ -118,15 +118,15 @@ class TableReader:
         return base.join(keys, list(self.schema.key), "left_anti")
 
     def _columns(self, frame: DataFrame) -> DataFrame:
-        return frame.select(*[f"`{n}`" for n in self.schema.names])
+        return frame.select(*[quoted(n) for n in self.schema.names])
 
     def _key(self) -> list[str]:
-        return [f"`{k}`" for k in self.schema.key]
+        return [quoted(k) for k in self.schema.key]
 
 
 def empty_frame(spark: SparkSession, fields: Sequence[tuple[str, str]]) -> DataFrame:
     """No rows of these (name, type) columns, as a local relation: Spark folds it away, and reading it costs no job."""
-    columns = ", ".join(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in fields)
+    columns = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in fields)
     return spark.sql(f"SELECT {columns} WHERE false")
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from headwater.backfill.cdc.mark import split_index
 from headwater.connectors.postgres.types import ColumnPlan
-from headwater.model.schema import ROW_NO, Schema
+from headwater.model.schema import ROW_NO, Schema, quoted
 from headwater.spark.capture import typed_bounds
 
 
@@ -20,10 +20,10 @@ def checksums(
     frame: DataFrame, schema: Schema, key: tuple[ColumnPlan, ...], bounds: tuple[tuple[str, ...], ...]
 ) -> dict[int, tuple[int, str, str]]:
     """By index of the split: rows, and two sums over a 64-bit hash of every row that do not depend on their order."""
-    columns = [F.col(f"`{n}`") for n in schema.names if n != ROW_NO]  # which of several equal rows: says nothing
+    columns = [F.col(quoted(n)) for n in schema.names if n != ROW_NO]  # which of several equal rows: says nothing
     # The hash alone passes over NULLs: which columns are NULL goes in as well.
     row = F.xxhash64(*columns, *[c.isNull() for c in columns])
-    hashed = frame.select(*[F.col(f"`{k}`") for k in schema.key], row.alias("_hash"))
+    hashed = frame.select(*[F.col(quoted(k)) for k in schema.key], row.alias("_hash"))
     numbered = _numbered(hashed, schema.key, key, bounds) if bounds else hashed.withColumn("_split", F.lit(0))
     sums = numbered.groupBy("_split").agg(
         F.count("*").alias("n"),

@@ -22,12 +22,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from headwater.errors import UsageError
-from headwater.model.schema import OP, OP_UPSERT, VIEW_KEY, Column, Schema
+from headwater.model.schema import OP, OP_UPSERT, VIEW_KEY, Column, Schema, quoted
 from headwater.view.analyse import analysis
 from headwater.view.inputs import FrameText, InputText
 from headwater.view.plan import ViewPlan
 from headwater.view.refresh import Refresh
-from headwater.view.relations import Sql, Types, quoted
+from headwater.view.relations import Sql, Types
 
 __all__ = ["Source", "ViewInput", "initial", "output_schema", "refresh", "storage_schema"]
 

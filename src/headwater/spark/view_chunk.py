@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from headwater.backfill.snapshot.state import Key
-from headwater.model.schema import OP, OP_UPSERT, VNODE, Schema
+from headwater.model.schema import OP, OP_UPSERT, VNODE, Schema, quoted
 from headwater.model.schema import Column as SchemaColumn
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.spark.query import explained
@@ -38,7 +38,7 @@ class Position:
         earlier = F.col(VNODE) < self.vnode
         if self.key is None:
             return earlier
-        names = F.struct(*[F.col(f"`{c.name}`") for c in schema.key_columns])
+        names = F.struct(*[F.col(quoted(c.name)) for c in schema.key_columns])
         values = F.struct(*[_value(v, c) for v, c in zip(self.key, schema.key_columns, strict=True)])
         return earlier | ((F.col(VNODE) == self.vnode) & (names < values))
 
@@ -58,7 +58,7 @@ def key_after(core: Any, table: TableState, start: Position, rows: int) -> Key |
     """The key that follows `rows` rows of the position's vnode; None if it has no more than that."""
     schema = table.schema
     where = (F.col(VNODE) == start.vnode) & ~start.before(schema)
-    keys = [F.col(f"`{c.name}`") for c in schema.key_columns]
+    keys = [F.col(quoted(c.name)) for c in schema.key_columns]
     with explained("VIEW_FAILED"):
         frame = core.reader(schema).snapshot(table.segments, where).select(*keys).orderBy(*keys)
         found = (

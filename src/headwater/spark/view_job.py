@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.errors import DefiniteError
-from headwater.model.schema import VNODE, Schema
+from headwater.model.schema import VNODE, Schema, quoted
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.spark.query import explained
 from headwater.spark.segment import write_frame
@@ -75,11 +75,11 @@ def failing_key(core: Any, view: ViewState, inputs: dict[str, tuple[TableState, 
         search = _Search(core, view, inputs, name)
         if not search.fails(F.lit(False)) and search.fails(F.lit(True)):
             cell = search.halve(F.col(VNODE), core.vnode_count, F.lit(True))
-            digest = F.pmod(F.xxhash64(*[F.col(f"`{k}`") for k in state.schema.key]), F.lit(HASH_CELLS))
+            digest = F.pmod(F.xxhash64(*[F.col(quoted(k)) for k in state.schema.key]), F.lit(HASH_CELLS))
             cell = search.halve(digest, HASH_CELLS, cell)
             rows = core.reader(state.schema).scan(log.log).where(cell)
             keys = (
-                rows.select(*[F.col(f"`{k}`").cast("string") for k in state.schema.key]).distinct().limit(2).collect()
+                rows.select(*[F.col(quoted(k)).cast("string") for k in state.schema.key]).distinct().limit(2).collect()
             )
             if len(keys) == 1:
                 pairs = zip(state.schema.key, keys[0], strict=True)

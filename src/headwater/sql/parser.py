@@ -42,6 +42,10 @@ def parse(text: str, dialect: str = "spark") -> Iterator[s.Statement]:
 
     `SET dialect` holds for what follows it.
     """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(
+            "SQL_SYNTAX", "the text holds bytes or escapes that are no characters", hint="write it in UTF-8"
+        )
     rest = text
     while rest:
         for piece, after in _pieces(rest, dialect):
@@ -261,13 +265,14 @@ def _columns(body: str, dialect: str) -> tuple[tuple[Column, ...], tuple[str, ..
         if isinstance(item, exp.ColumnDef):
             column, is_key = _column(item)
             columns.append(column)
-            key += [column.name] if is_key else []
+            named = [column.name] if is_key else []
         elif isinstance(item, exp.PrimaryKey):
-            if key:
-                raise UsageError("SQL_SYNTAX", "a table has one primary key", hint="PRIMARY KEY (a, b) names several")
-            key = [e.name for e in item.expressions]
+            named = [e.name for e in item.expressions]
         else:
             raise UsageError("UNSUPPORTED_COLUMN", f"{item.sql(dialect='spark')} is not supported in a column list")
+        if key and named:
+            raise UsageError("SQL_SYNTAX", "a table has one primary key", hint="PRIMARY KEY (a, b) names several")
+        key = key or named
     return _checked(columns, key)
 
 
@@ -284,6 +289,8 @@ def _checked(columns: list[Column], key: list[str]) -> tuple[tuple[Column, ...],
     if missing:
         raise UsageError("UNKNOWN_COLUMN", f"primary key column {missing[0]} is not among the columns")
     actual = tuple(by_name[k.lower()] for k in key)
+    if len(set(actual)) < len(actual):
+        raise UsageError("DUPLICATE_COLUMN", "the primary key names a column twice")
     columns = [Column(c.name, c.type, c.nullable and c.name not in actual) for c in columns]
     for name in actual:
         kind = next(c.type for c in columns if c.name == name)
@@ -338,36 +345,70 @@ def _bare_names(body: str, dialect: str) -> list[str] | None:
 
 def _insert(c: Cursor, dialect: str) -> s.Statement:
     tree = parse_query(c.text, dialect)
-    if not isinstance(tree, exp.Insert) or tree.args.get("overwrite"):
+    if not isinstance(tree, exp.Insert):
         raise UsageError("UNSUPPORTED_STATEMENT", "only INSERT INTO … VALUES or SELECT is supported")
+    _only(tree, "this", "expression")
     target, columns = tree.this, None
     if isinstance(target, exp.Schema):
         columns = tuple(e.name for e in target.expressions)
         target = target.this
     if tree.expression is None:
         raise UsageError("SQL_SYNTAX", "INSERT needs VALUES or a SELECT")
-    return s.Insert(c.text, target.name, columns, tree.expression)
+    return s.Insert(c.text, _target(target).name, columns, tree.expression)
 
 
 def _update(c: Cursor, dialect: str) -> s.Statement:
     tree = parse_query(c.text, dialect)
-    if not isinstance(tree, exp.Update) or tree.args.get("from_") or tree.args.get("from"):
+    if not isinstance(tree, exp.Update):
         raise UsageError("UNSUPPORTED_STATEMENT", "UPDATE takes SET and WHERE")
+    _only(tree, "this", "expressions", "where")
     pairs = []
     for item in tree.expressions:
         if not isinstance(item, exp.EQ) or not isinstance(item.this, exp.Column):
             raise UsageError("SQL_SYNTAX", "SET takes column = expression")
         pairs.append((item.this.name, item.expression))
-    where = tree.args.get("where")
-    return s.Update(c.text, tree.this.name, tree.this.alias_or_name, tuple(pairs), where.this if where else None)
+    target, where = _target(tree.this), tree.args.get("where")
+    return s.Update(c.text, target.name, target.alias_or_name, tuple(pairs), where.this if where else None)
 
 
 def _delete(c: Cursor, dialect: str) -> s.Statement:
     tree = parse_query(c.text, dialect)
-    if not isinstance(tree, exp.Delete):
+    if not isinstance(tree, exp.Delete) or not isinstance(tree.this, exp.Table):
         raise UsageError("SQL_SYNTAX", "DELETE FROM table WHERE condition")
-    where = tree.args.get("where")
-    return s.Delete(c.text, tree.this.name, tree.this.alias_or_name, where.this if where else None)
+    _only(tree, "this", "where")
+    target, where = _target(tree.this), tree.args.get("where")
+    return s.Delete(c.text, target.name, target.alias_or_name, where.this if where else None)
+
+
+def _target(table: Any) -> exp.Table:
+    """The table that a statement writes to: a plain name, perhaps with an alias."""
+    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
+        raise UsageError("SQL_SYNTAX", "a statement writes to a table, by its name")
+    if table.db:
+        hint = (
+            "the tables of hw_catalog are only read" if table.db.lower() == "hw_catalog" else "tables have plain names"
+        )
+        raise UsageError("UNKNOWN_TABLE", f"there is no table {table.db}.{table.name} to write to", hint=hint)
+    _only(table, "this", "alias")
+    return table
+
+
+_CLAUSES: Final = {"conflict": "ON CONFLICT", "order": "ORDER BY", "source": "TABLE", "tables": "JOIN", "joins": "JOIN"}
+
+
+def _only(tree: exp.Expression, *parts: str) -> None:
+    """Refuses what a statement says beyond the parts that we carry out.
+
+    A clause that is read and not obeyed changes other rows than were meant: LIMIT, USING, ON CONFLICT.
+    """
+    for name, value in tree.args.items():
+        if value and name not in parts:
+            clause = _CLAUSES.get(name) or name.rstrip("_").replace("_", " ").upper()
+            raise UsageError(
+                "UNSUPPORTED_STATEMENT",
+                f"{clause} is not supported in this statement",
+                hint="docs/sql.md has the grammar",
+            )
 
 
 # -- the rest ------------------------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.errors import DefiniteError
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VIEW_KEY
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VIEW_KEY, quoted
 from headwater.view import exact
 from headwater.view.algebra import Accumulator, Algebra
 from headwater.view.inputs import InputText
 from headwater.view.lower import Relation
 from headwater.view.plan import COUNT, ViewPlan
-from headwater.view.relations import Rel, Sql, quoted, text_of
+from headwater.view.relations import Rel, Sql, text_of
 from headwater.view.rows import Evaluator
 from headwater.view.tree import Filter, Join, Node, Project, Scan, UnionAll
 

@@ -15,8 +15,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema
-from headwater.view.relations import Rel, Sql, quoted
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema, quoted
+from headwater.view.relations import Rel, Sql
 
 Version = Literal["before", "after"]
 _UPSERT = f"CAST({OP_UPSERT} AS TINYINT)"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VIEW_KEY
-from headwater.view.relations import Rel, Sql, Types, literal, quoted
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VIEW_KEY, quoted
+from headwater.view.relations import Rel, Sql, Types, literal
 
 _JSON: Final = (
     "map('timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX', "

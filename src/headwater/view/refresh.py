@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from sqlglot import exp
 from sqlglot.optimizer.scope import traverse_scope
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VIEW_KEY
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VIEW_KEY, quoted
 from headwater.view.algebraic import AlgebraicRefresh
 from headwater.view.analyse import Analysis, by_key
 from headwater.view.inputs import InputText
 from headwater.view.keys import difference, occurrence_key
 from headwater.view.lower import Relation
 from headwater.view.plan import PART, Strategy, ViewPlan
-from headwater.view.relations import Rel, Sql, quoted, text_of
+from headwater.view.relations import Rel, Sql, text_of
 from headwater.view.rows import Evaluator, joins
 from headwater.view.safety import is_eager
 from headwater.view.tree import Filter, Node, Project, Scan, UnionAll, used_columns

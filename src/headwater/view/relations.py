@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
+from headwater.model.schema import quoted
+
 Types = Mapping[str, str]  # column -> DDL type as Spark spells it, lower case
 _HOW = {
     "inner": "INNER JOIN",
@@ -20,10 +22,6 @@ _HOW = {
     "semi": "LEFT SEMI JOIN",
     "anti": "LEFT ANTI JOIN",
 }
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def text_of(expression: exp.Expr) -> str:

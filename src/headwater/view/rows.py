@@ -18,10 +18,10 @@ from itertools import count
 
 from sqlglot import exp
 
-from headwater.model.schema import OP, OP_DELETE
+from headwater.model.schema import OP, OP_DELETE, quoted
 from headwater.view.inputs import InputText, Version
 from headwater.view.keys import canonical
-from headwater.view.relations import Rel, Sql, quoted, text_of
+from headwater.view.relations import Rel, Sql, text_of
 from headwater.view.safety import any_may_fail, may_fail
 from headwater.view.tree import (
     Aggregate,

@@ -101,6 +101,15 @@ def test_only_evolve_widens_and_only_what_nobody_reads() -> None:
     assert after(ID, A, replace(B, type_oid=25, typmod=-1), policy="ignore") == OLD  # the same type here
 
 
+def test_a_new_column_that_differs_in_case_alone_stops_the_table() -> None:
+    with pytest.raises(SourceError) as caught:
+        after(ID, A, B, replace(NEW, name="A"))
+    assert "column A differs from a" in caught.value.message
+    with pytest.raises(SourceError):
+        after(ID, replace(A, name="A"), B)  # renamed: the old one stays, all NULL
+    assert after(ID, replace(A, name="A"), B, policy="evolve")[-1] == ("A", "INT", False)
+
+
 def test_another_key_stops_the_table() -> None:
     with pytest.raises(SourceError) as caught:
         evolved(BEFORE, info(ID, A, B, key=("a",)), policy="evolve", options={}, used=False, streamed={"id", "a", "b"})

@@ -9,7 +9,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.sink.encode import array_literal, hex_text, json_rows, timestamp_text
+from headwater.connectors.postgres.types import (
+    INFINITY_DAYS,
+    INFINITY_MICROS,
+    MINUS_INFINITY_DAYS,
+    MINUS_INFINITY_MICROS,
+)
+from headwater.sink.encode import array_literal, date_text, hex_text, json_rows, timestamp_text
 
 texts = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
 VALUES = st.fixed_dictionaries(
@@ -49,6 +55,16 @@ def test_hex_is_what_a_plain_encoder_gives(values: list[bytes | None], data: st.
 def test_array_literals_quote_what_needs_it_and_keep_null_apart_from_its_text() -> None:
     array = pa.array([["a", None, "NULL", 'q"', "b\\"], [], None])
     assert array_literal(array).to_pylist() == ['{"a",NULL,"NULL","q\\"","b\\\\"}', "{}", None]
+
+
+def test_what_a_source_gives_for_infinity_prints_as_infinity() -> None:
+    micros = pa.array([INFINITY_MICROS, MINUS_INFINITY_MICROS, MINUS_INFINITY_MICROS + 1]).cast(
+        pa.timestamp("us", "UTC")
+    )
+    assert timestamp_text(micros).to_pylist()[:2] == ["infinity", "-infinity"]
+    assert timestamp_text(micros).to_pylist()[2].endswith(" BC")
+    days = pa.array([INFINITY_DAYS, MINUS_INFINITY_DAYS, 0], pa.int32()).cast(pa.date32())
+    assert date_text(days).to_pylist() == ["infinity", "-infinity", "1970-01-01"]
 
 
 def test_extreme_timestamps_print_as_infinity_and_far_years_exactly() -> None:

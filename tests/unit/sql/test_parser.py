@@ -128,6 +128,9 @@ def test_explain_holds_the_statement_behind_it() -> None:
         ("CREATE TABLE t (id INT, id STRING)", "DUPLICATE_COLUMN"),
         ("CREATE TABLE t (id INT, PRIMARY KEY (nosuch))", "UNKNOWN_COLUMN"),
         ("CREATE TABLE t (id INT PRIMARY KEY, v INT, PRIMARY KEY (v))", "SQL_SYNTAX"),
+        ("CREATE TABLE t (id INT PRIMARY KEY, v INT PRIMARY KEY)", "SQL_SYNTAX"),
+        ("CREATE TABLE t (PRIMARY KEY (id), id INT, v INT PRIMARY KEY)", "SQL_SYNTAX"),
+        ("CREATE TABLE t (id INT, PRIMARY KEY (id, ID))", "DUPLICATE_COLUMN"),
         ("CREATE TABLE t (_id INT)", "RESERVED_NAME"),
         ("CREATE TABLE t (id MAP<STRING, INT> PRIMARY KEY)", "KEY_TYPE"),
         ("CREATE TABLE t (id INT DEFAULT 3)", "UNSUPPORTED_COLUMN"),
@@ -137,6 +140,14 @@ def test_explain_holds_the_statement_behind_it() -> None:
         ("CREATE SOURCE x", "SQL_SYNTAX"),
         ("CREATE MATERIALIZED VIEW v AS DELETE FROM t", "SQL_SYNTAX"),
         ("INSERT OVERWRITE t VALUES (1)", "UNSUPPORTED_STATEMENT"),
+        ("INSERT INTO t PARTITION (a = 1) VALUES (2)", "UNSUPPORTED_STATEMENT"),
+        ("INSERT INTO t REPLACE WHERE a = 1 VALUES (2)", "UNSUPPORTED_STATEMENT"),
+        ("INSERT INTO other.t VALUES (1)", "UNKNOWN_TABLE"),
+        ("DELETE FROM other.t", "UNKNOWN_TABLE"),
+        ("UPDATE hw_catalog.hw_jobs SET id = 1", "UNKNOWN_TABLE"),
+        ("DELETE FROM t USING u WHERE t.a = u.a", "UNSUPPORTED_STATEMENT"),
+        ("DELETE t WHERE a = 1", "SQL_SYNTAX"),
+        ("SELECT '\ud800'", "SQL_SYNTAX"),
         ("TRUNCATE TABLE t", "UNSUPPORTED_STATEMENT"),
         ("DROP nosuch x", "SQL_SYNTAX"),
         ("PAUSE now", "SQL_SYNTAX"),
@@ -147,6 +158,25 @@ def test_explain_holds_the_statement_behind_it() -> None:
 )
 def test_what_is_wrong_is_refused_with_its_code(text: str, expected: str) -> None:
     assert code(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("mysql", "DELETE FROM t LIMIT 1"),
+        ("mysql", "DELETE FROM t WHERE a = 1 ORDER BY b"),
+        ("mysql", "UPDATE t SET a = 1 LIMIT 1"),
+        ("mysql", "UPDATE t JOIN u ON t.a = u.a SET t.b = 1"),
+        ("mysql", "INSERT IGNORE INTO t VALUES (1)"),
+        ("mysql", "INSERT INTO t VALUES (1) ON DUPLICATE KEY UPDATE a = 2"),
+        ("postgres", "INSERT INTO t VALUES (1) ON CONFLICT DO NOTHING"),
+        ("postgres", "INSERT INTO t VALUES (1) RETURNING a"),
+        ("postgres", "UPDATE t SET a = 1 FROM u WHERE t.b = u.b"),
+        ("postgres", "DELETE FROM t USING u WHERE t.a = u.a"),
+    ],
+)
+def test_a_clause_that_would_not_be_obeyed_is_refused(dialect: str, text: str) -> None:
+    assert code(text, dialect) == "UNSUPPORTED_STATEMENT"
 
 
 def test_an_error_says_where() -> None:

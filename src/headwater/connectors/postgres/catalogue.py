@@ -55,6 +55,8 @@ SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::float8 AS tuples, coalesce(su
  WHERE c.oid = %(oid)s AND c.relkind <> 'p'
     OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf)
 """
+# A deferrable key is none: the server does not take it as the replica identity (publishing the table would make every
+# UPDATE and DELETE of its users fail), and two rows may have it at once until their transaction ends.
 _INDEX_QUERY: Final = """
 SELECT i.indisprimary AS primary, i.indisreplident AS identity,
        (SELECT array_agg(a.attname::text ORDER BY k.place)
@@ -62,7 +64,7 @@ SELECT i.indisprimary AS primary, i.indisreplident AS identity,
           JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
          WHERE k.place <= i.indnkeyatts) AS columns
   FROM pg_index i
- WHERE i.indrelid = %s AND i.indisvalid AND (i.indisprimary OR i.indisreplident)
+ WHERE i.indrelid = %s AND i.indisvalid AND i.indimmediate AND (i.indisprimary OR i.indisreplident)
 """
 
 

@@ -97,10 +97,11 @@ def _slot(conn: Connection, config: PostgresConfig) -> Finding:
     row = slots.slot_row(conn, config.slot)
     if row is None:
         return Finding(True, f"slot {config.slot} does not exist yet and will be created")
-    lost = row.get("wal_status") == "lost" or row.get("conflicting") or row.get("invalidation_reason")
-    if lost or row.get("plugin") != slots.PLUGIN or row.get("database") != config.database:
-        fix = f"SELECT pg_drop_replication_slot('{config.slot}');"
-        return Finding(False, f"slot {config.slot} is {'lost' if lost else 'not ours'}", fix)
+    if row.get("plugin") != slots.PLUGIN or row.get("database") != config.database:
+        # Somebody's: dropping it would lose their place in the stream, so no statement is offered.
+        return Finding(False, f"slot {config.slot} belongs to something else; choose another slot.name")
+    if row.get("wal_status") == "lost" or row.get("conflicting") or row.get("invalidation_reason"):
+        return Finding(False, f"slot {config.slot} is lost", f"SELECT pg_drop_replication_slot('{config.slot}');")
     return Finding(True, f"slot {config.slot} exists")
 
 

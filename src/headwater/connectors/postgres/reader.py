@@ -6,8 +6,8 @@
             {"ack": lsn}    a checkpoint has made everything up to lsn durable: the server may forget it (I3)
             {"nudge": lsn}  somebody waits for the position to reach lsn: make the server write something if need be
             {"stop": true}  end in order; the end of stdin (the engine is gone) means the same
-    stdout  events as JSON lines: connected, position, error, publication (its content has
-            changed), backlog (one was read in bulk: `backlog.py`)
+    stdout  events as JSON lines: connected, position, server (the end of its log), error, publication (when it changed),
+            backlog (one was read in bulk: `backlog.py`)
     exit    0 stopped, 3 definite error (the last error event says which), 1 anything else: start it again
 
 `replication.py` knows the protocol, `capture/spool.py` the files, `reader_process.py` is the other end of the pipes.
@@ -155,6 +155,7 @@ class Pulse(threading.Thread):
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + self._interval_s
                     current = parse_lsn(self._ask(_CURRENT))
+                    self._control.emit("server", lsn=current)
                     if self.position == last_position and current > self.position:
                         self._emitted = parse_lsn(self._ask(_EMIT))
                     last_position = self.position
@@ -206,6 +207,7 @@ class Reader:
         self._status_due = False
         self._failures = 0
         self._bulk = True  # a backlog may be read by backlog.py
+        self._server_lsn = 0  # the end of the server's log when we connected
 
     def run(self) -> None:
         """Until stopped, or until a definite error."""
@@ -252,12 +254,13 @@ class Reader:
                 raise
             # It may still be replaying what we have already: nothing that is missing now is missing for good.
             raise TransientError("SOURCE_UNREACHABLE", f"the server is in recovery: {error.message}") from None
-        self._control.emit("connected", start_lsn=start)
+        self._control.emit("connected", start_lsn=start, server_lsn=self._server_lsn)
         self._report()
 
     def _prepare(self, conn: pq.abc.PGconn) -> tuple[int, int | None]:
         """Check that this server and slot continue what we have; gives the position to start at, and `bulk_end`."""
         now = replication.identify(conn)
+        self._server_lsn = now["flushed"]
         have = self._writer.durable_lsn if self._writer.durable_lsn is not None else self._config.start_lsn
         replication.check_identity(conn, self._writer.identity(), now, have)
         replication.check_transactions(conn, self._writer.last_xid)
@@ -273,7 +276,7 @@ class Reader:
         """Whatever goes wrong here (rights, room for temporary files, the connection): the next try is the stream."""
         self._bulk = False
         backlog.begin(conn, self._config.slot, self._config.publication, upto)
-        self._control.emit("connected", start_lsn=self._writer.durable_lsn)
+        self._control.emit("connected", start_lsn=self._writer.durable_lsn, server_lsn=self._server_lsn)
         assembler = replication.Assembler(self._writer)
         poll = select.poll()
         poll.register(conn.socket, select.POLLIN)

@@ -56,6 +56,7 @@ class ReaderProcess:
         self._stopping = False
         self.acknowledged = acknowledged
         self.position = 0
+        self.server_lsn = 0  # the end of the server's log when it was last asked: at connecting and every heartbeat
         self.bytes_received = 0
         self.connected = False
         self.last_error: HeadwaterError | None = None
@@ -209,6 +210,9 @@ class ReaderProcess:
         match event.get("event"):
             case "connected":
                 self.connected, self.last_error = True, None
+                self.server_lsn = event["server_lsn"]
+            case "server":
+                self.server_lsn = event["lsn"]
             case "position":
                 self.position = max(self.position, event["durable_lsn"])
                 self.bytes_received = event["bytes"]

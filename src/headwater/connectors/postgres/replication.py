@@ -334,17 +334,18 @@ def _fork_point(conn: pq.abc.PGconn, ours: int, theirs: int) -> int | None:
 
 
 def publication_query(publication: str, server_version: int) -> str:
-    """One JSON: the publication's number, and the numbers of its entries for tables and schemas.
+    """One JSON: the publication's number and version, and the numbers of its entries for tables and schemas.
 
     A table or publication that was dropped and made again has another number, and changes in between were not sent:
-    old servers fail at them, newer ones (18) leave them out without a word.
+    old servers fail at them, newer ones (18) leave them out without a word. The version (the transaction that wrote
+    its row) changes with its options: `publish = 'insert'` leaves updates out without a word in every version.
     """
     schemas = "'{}'::jsonb"
     if server_version >= 150_000:
         schemas = "(SELECT jsonb_object_agg(pnnspid, oid::int8) FROM pg_publication_namespace WHERE pnpubid = p.oid)"
     name = publication.replace("'", "''")
     return (
-        "SELECT jsonb_build_object('oid', p.oid::int8, 'all', p.puballtables, 'tables', "
+        "SELECT jsonb_build_object('oid', p.oid::int8, 'version', p.xmin::text, 'all', p.puballtables, 'tables', "
         "(SELECT jsonb_object_agg(prrelid, oid::int8) FROM pg_publication_rel WHERE prpubid = p.oid), "
         f"'schemas', {schemas})::text FROM pg_catalog.pg_publication p WHERE pubname = '{name}'"
     )

@@ -167,8 +167,9 @@ def streamed_columns(conn: Connection, publication: str, table: TableInfo) -> fr
 
 
 def membership(conn: Connection, publication: str, table: TableInfo) -> str | None:
-    """Which entry of the publication has the table. A table taken out and put in again gets another one, and has missed
-    changes meanwhile: remember it with the table, and compare (`ReaderProcess.membership` follows it)."""
+    """Which entry of the publication has the table, and under which options. A table taken out and put in again gets
+    another one, and has missed changes meanwhile, as it may under other options: remember it with the table, and
+    compare (`ReaderProcess.membership` follows it)."""
     return membership_of(conn, publication, table.oid, table.schema_oid)
 
 
@@ -180,12 +181,13 @@ def membership_of(conn: Connection, publication: str, table_oid: int, schema_oid
 
 def membership_token(content: Mapping[str, Any], table_oid: int, schema_oid: int) -> str | None:
     """From the content of a publication as `replication.publication_query` gives it."""
+    publication = f"{content['oid']}.{content['version']}"
     if content["all"]:
-        return f"{content['oid']}/all"
+        return f"{publication}/all"
     if entry := (content["tables"] or {}).get(str(table_oid)):
-        return f"{content['oid']}/t{entry}"
+        return f"{publication}/t{entry}"
     if entry := (content["schemas"] or {}).get(str(schema_oid)):
-        return f"{content['oid']}/s{entry}"
+        return f"{publication}/s{entry}"
     return None
 
 
@@ -226,7 +228,10 @@ def require_identity(conn: Connection, table: TableInfo) -> None:
         what, hint = "has a replica identity without its primary key", f"run on the source: {fix}"
     else:
         fix = _text(conn, "ALTER TABLE {} REPLICA IDENTITY FULL", (table,))
-        what = "has no primary key and no replica identity: its updates and deletes would not say which row they mean"
+        what = (
+            "has no primary key (a deferrable one is none) and no replica identity: "
+            "its updates and deletes would not say which row they mean"
+        )
         hint = f"run on the source: {fix}"
     raise UsageError("SOURCE_NO_REPLICA_IDENTITY", f"table {table.qualified} {what}", hint=hint)
 
