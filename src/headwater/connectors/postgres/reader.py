@@ -6,7 +6,7 @@
             {"ack": lsn}    a checkpoint has made everything up to lsn durable: the server may forget it (I3)
             {"nudge": lsn}  somebody waits for the position to reach lsn: make the server write something if need be
             {"stop": true}  end in order; the end of stdin (the engine is gone) means the same
-    stdout  events as JSON lines: connected, position, server (the end of its log), error, publication (when it changed),
+    stdout  events as JSON lines: connected, position, server (the end of its log), error, publication (it has changed),
             backlog (one was read in bulk: `backlog.py`)
     exit    0 stopped, 3 definite error (the last error event says which), 1 anything else: start it again
 
