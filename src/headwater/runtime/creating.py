@@ -78,7 +78,8 @@ class Creating:
         from headwater.view.analyse import analyse
 
         names = table_names(statement.query)
-        inputs = [self.core.registry.find(n, "table", "view") for n in names]
+        found = [self.core.registry.find(n, "table", "view") for n in names]
+        inputs = list({j.id: j for j in found}.values())  # `t` and `T` are one
         schemas = {j.name: schema_of(j) for j in inputs}
         return inputs, analyse(statement.query.sql(dialect="spark"), schemas)
 
