@@ -60,6 +60,7 @@ VIEWS: Final[dict[str, str]] = {
     "VIEW_LIMIT_WITHOUT_ORDER": "LIMIT without ORDER BY does not say which rows are meant",
     "VIEW_NOT_A_QUERY": "a materialized view needs a query",
     "VIEW_NOT_UNDERSTOOD": "Spark refuses the view's query",
+    "VIEW_OF_THE_PAST": "a materialized view follows its inputs and cannot read one at a fixed epoch",
     "VIEW_TYPE_UNEXPECTED": "an accumulator has another type than the stored plan says",
     "VIEW_UNKNOWN_COLUMN": "the view's query names a column that its inputs do not have",
     "VIEW_UNKNOWN_TABLE": "the view's query names a table that does not exist",

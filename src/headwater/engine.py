@@ -33,6 +33,7 @@ from headwater.errors import (
     TransientError,
     disk_full,
     is_disk_full,
+    place_of,
 )
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
@@ -400,4 +401,4 @@ def as_headwater_error(error: BaseException) -> HeadwaterError:
         return error
     if is_disk_full(error):
         return disk_full()
-    return TransientError("EPOCH_FAILED", f"an epoch failed: {type(error).__name__}", hint="it is tried again")
+    return TransientError("EPOCH_FAILED", f"an epoch failed: {place_of(error)}", hint="it is tried again")

@@ -14,6 +14,8 @@ is `codes.py`; docs/errors.md is generated from it.
 from __future__ import annotations
 
 import errno
+import traceback
+from pathlib import PurePath
 from typing import Any
 
 
@@ -78,3 +80,11 @@ def disk_full() -> TransientError:
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error of Python or Arrow says that the disk, or the user's quota of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def place_of(error: BaseException) -> str:
+    """`KeyError at lower.py:131`: where an unforeseen error came from. Without its text: that may hold data."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if "headwater" in PurePath(f.filename).parts] or frames
+    kind = type(error).__name__
+    return f"{kind} at {PurePath(ours[-1].filename).name}:{ours[-1].lineno}" if ours else kind

@@ -201,6 +201,18 @@ def test_a_creation_that_stands_still_says_why_and_can_be_dropped(engine: Engine
     assert rows(engine, waiting) == []
 
 
+def test_a_creation_that_fails_says_why_and_goes_on_when_the_data_changes(engine: Engine) -> None:
+    engine.sql("CREATE TABLE Zeros (id INT PRIMARY KEY, n INT); INSERT INTO zeros VALUES (1, 0), (2, 5); FLUSH")
+    engine.sql("CREATE MATERIALIZED VIEW tenths AS SELECT id, 10 / n AS q FROM zeros")
+    waiting = "SELECT waiting_for FROM hw_catalog.hw_progress WHERE name = 'tenths'"
+    until(lambda: "division by zero" in repr(rows(engine, waiting)), "it should say what went wrong")
+    engine.sql("UPDATE zeros SET n = 2 WHERE n = 0; FLUSH")
+    state = "SELECT state FROM hw_catalog.hw_jobs WHERE name = 'tenths'"
+    until(lambda: "live" in repr(rows(engine, state)), "the epoch that it reads should move on")
+    assert rows(engine, "SELECT * FROM tenths") == rows(engine, "SELECT id, 10 / n AS q FROM zeros")
+    engine.sql("DROP TABLE zeros CASCADE")
+
+
 def test_a_delta_table_is_followed_and_feeds_a_view(engine: Engine, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
 

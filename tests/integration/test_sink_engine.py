@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from engine_process import EngineProcess, SqlError, headwater
+from headwater.connectors.files.sink import read_table
 from headwater.testing.servers import PostgresServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.postgres]
@@ -193,6 +194,8 @@ def test_sink_that_is_down_slows_nothing_and_catches_up_in_one_batch(
         target.start()
     eventually(lambda: len(ids(target, "down")) == 35, "the sink did not catch up")
     assert rows(target, "SELECT count(DISTINCT xmin::text) FROM down WHERE id >= 6000") == [(1,)]
+    delivered = read_table(folder)  # the snapshot and five batches
+    assert sorted(delivered["id"].to_pylist()) == sorted(ids(target, "down"))
     engine.sql("DROP SINK down; DROP SINK up; DELETE FROM k WHERE id >= 6000")
 
 

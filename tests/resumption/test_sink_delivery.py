@@ -90,6 +90,11 @@ def quiet(engine: EngineProcess) -> None:
     eventually(lambda: owed() == 0, "the sinks do not catch up")
 
 
+def delivered_rows(engine: EngineProcess) -> dict[str, int]:
+    found = engine.sql("SELECT name, rows FROM hw_catalog.hw_progress")
+    return {r["name"]: int(r["rows"]) for r in found}
+
+
 def test_targets_hold_the_snapshot(engine: EngineProcess, sink_world: SinkWorld) -> None:
     settled(engine, sink_world)
 
@@ -108,6 +113,8 @@ def test_each_change_is_there_once_after_a_kill(
     first = 10_000 * (2 + STEPS.index(step)) + (500_000 if table == "e" else 0)
     row = "id, 'new', 1" if table == "t" else "id, 1"
     quiet(engine)  # so the delivery that is killed is the one of the change below
+    engine.sql("FLUSH")
+    counted = delivered_rows(engine)
     kill_file.write_text(step)
     with contextlib.suppress(Exception):  # the engine may die before it has answered
         engine.sql(f"INSERT INTO {table} SELECT {row} FROM range({first}, {first + 50}); FLUSH")
@@ -115,6 +122,8 @@ def test_each_change_is_there_once_after_a_kill(
     eventually(lambda: engine.process is not None and engine.process.poll() is not None, "the engine was not killed")
     assert not kill_file.exists()
     engine.start()
+    now = delivered_rows(engine)
+    assert all(now[name] >= rows for name, rows in counted.items()), "I7: a counter fell over a restart"
     found = engine.sql(f"SELECT count(*) AS n FROM {table} WHERE id BETWEEN {first} AND {first + 49}")
     assert found == [{"n": 50}], "what was being delivered was not committed"
     settled(engine, sink_world)

@@ -176,3 +176,12 @@ def test_staging_tables_of_dead_attempts_are_removed(spark: Any, port: int, sql:
     sink.prepare(0, 1)
     loop.deliver(0, 1, lambda: spark.createDataFrame([("a", 1, 1)], DDL))
     assert sql("SELECT 1 FROM pg_class WHERE relname LIKE '\\_headwater%' AND relkind = 'r'") == []
+
+
+def test_an_append_only_target_takes_every_version_of_a_key(spark: Any, port: int, sql: Any) -> None:
+    columns = [Column("k", "STRING", nullable=False), Column("v", "INT")]
+    loop = started(opened(port, "versions", columns, ("k",), type="append-only", force_append_only="true"))
+    for epoch, value in enumerate((10, 20)):
+        frame = spark.createDataFrame([("a", value, 1)], "k STRING, v INT, _op TINYINT")
+        loop.deliver(epoch, epoch + 1, lambda frame=frame: frame)
+    assert sql("SELECT k, v FROM versions ORDER BY v") == [("a", 10), ("a", 20)]

@@ -72,6 +72,7 @@ def tables(spark: Any, rng: random.Random) -> dict[str, MemoryTable]:
         "select a from t order by a limit 3",
         "with x as (select a, count(*) as n from t group by a) select x.a, n, u.c from x full join u on x.a = u.a",
         "select a, count(*) as n from t group by rollup (a)",
+        "select id, x from t lateral view explode(array(a, id)) e as x",
         "select id from t where a not in (select a from u)",
         "select t.id, u.c from u right join t on t.a = u.a and u.c <> 'x'",
         "select c, max(n) as m from (select a, count(*) as n from t group by a) g join u on g.a = u.a group by c",

@@ -78,7 +78,8 @@ class Creating:
         from headwater.view.analyse import analyse
 
         names = table_names(statement.query)
-        inputs = [self.core.registry.find(n, "table", "view") for n in names]
+        found = [self.core.registry.find(n, "table", "view") for n in names]
+        inputs = list({j.id: j for j in found}.values())  # `t` and `T` are one
         schemas = {j.name: schema_of(j) for j in inputs}
         return inputs, analyse(statement.query.sql(dialect="spark"), schemas)
 
@@ -168,6 +169,7 @@ class ViewCreator:
         self.view = ViewState(job, self.schema, list(core.meta.segments_at(job.id, lane_epoch)))
         self.work: asyncio.Task[tuple[CreatingState, list[NewSegment]]] | None = None
         self.not_before = 0.0
+        self.trouble = ""  # what the last step failed with
         self.last_step_s = 0.0
         self.joining = False
         self.staged_epoch = 0
@@ -212,6 +214,7 @@ class ViewCreator:
 
     def _take(self, state: CreatingState, segments: list[NewSegment], contribution: Contribution) -> None:
         self.state = state
+        self.trouble = ""
         self.view.segments = [*self.view.segments, *segments]
         contribution.segments_added += segments
         contribution.states[(self.job_id, "creating")] = state.as_dict()
@@ -220,13 +223,18 @@ class ViewCreator:
     def _failed(self, error: DefiniteError, contribution: Contribution) -> None:
         """A definite error while creating: say so, and try again: the cause may go away."""
         self.core.record_error(self.job_id, self.job.name, error, retrying=True)
-        self.core.report_progress(self.job_id, waiting_for=f"{error}")
+        self.trouble = f"{error}"
         self.not_before = time.monotonic() + 5.0
+        if self.state.phase is Phase.SNAPSHOT and not self.view.segments:
+            # The rows of the pinned epoch never change. Nothing is kept of them yet: begin with later ones.
+            self.state = CreatingState.starting(self.core.meta.committed_epoch())
+            contribution.states[(self.job_id, "creating")] = self.state.as_dict()
+            contribution.pins[f"job:{self.job_id}"] = self.state.consumed
 
     async def _next_step(self) -> None:
         limit = rate_limit(self.job)
         waiting = self._waiting_for(limit)
-        self.core.report_progress(self.job_id, waiting_for=waiting)
+        self.core.report_progress(self.job_id, waiting_for=waiting or self.trouble)
         if waiting or time.monotonic() < self.not_before:
             return
         if self.state.phase is Phase.SNAPSHOT:

@@ -50,11 +50,14 @@ def stored_row(core: Any, job: JobRow) -> dict[str, Any]:
 
 
 def log_store_row(name: str, backlog: Backlog, state: LogStoreState) -> dict[str, Any]:
+    """`delivered_to` moves over epochs without changes too: `delivered_to >= E` says that the target has E."""
+    truncated = state.truncated_to
+    whole = truncated.epoch if truncated.is_barrier else 0
     return {
         "sink": name,
         "backlog_rows": backlog.rows,
         "backlog_bytes": backlog.bytes,
         "backlog_epochs": backlog.epochs,
-        "truncated_to": state.truncated_to.epoch,
-        "delivered_to": state.delivered_to,
+        "truncated_to": truncated.epoch,
+        "delivered_to": max(state.delivered_to or 0, whole) or None,
     }

@@ -119,6 +119,7 @@ class SinkWorker:
         contribution.dead_letters += letters
         contribution.states[(self.job_id, "log")] = self.reader.state.as_dict()
         contribution.states[(self.job_id, "replay")] = self.replaying.as_dict()
+        contribution.states[(self.job_id, "progress")] = self.core.progress_of(self.job_id).totals()  # I7
         contribution.pins[f"sink:{self.job_id}"] = self.reader.state.truncated_to.epoch
         self.reader.forget(self.reader.state)
 

@@ -33,7 +33,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from headwater.errors import HeadwaterError, IndeterminateError, TransientError, UsageError
+from headwater.errors import HeadwaterError, IndeterminateError, TransientError, UsageError, place_of
 from headwater.server.guard import Guard
 from headwater.server.metrics import CONTENT_TYPE
 
@@ -150,9 +150,8 @@ def _contained(handler: Handler) -> Handler:
         except HeadwaterError as error:
             return _json({"error": error.as_dict()}, http_status(error))
         except Exception as error:
-            kind = type(error).__name__
-            log.error("request failed: %s %s: %s", request.method, request.url.path, kind)
-            return refuse(500, "INTERNAL", "the request failed", detail=kind, hint="see the engine's log")
+            log.error("request failed: %s %s: %s", request.method, request.url.path, place_of(error))
+            return refuse(500, "INTERNAL", "the request failed", detail=place_of(error), hint="see the engine's log")
 
     return answer
 

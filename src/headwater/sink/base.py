@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from headwater.errors import DefiniteError
 from headwater.model.schema import Column
 from headwater.sink.options import SinkOptions
 from headwater.sink.sink import SinkType, Token
+
+UNREACHABLE_HINT: Final = "is the target up, are hostname, port and database.name right? It is tried again by itself"
+LOGIN_HINT: Final = "check username, password and the target's rules for logins"
 
 
 class BaseSink:

@@ -14,9 +14,12 @@ from sqlglot.optimizer.scope import traverse_scope
 from headwater.errors import UsageError
 from headwater.model.schema import Schema
 from headwater.view.functions import (
+    MOMENT_FUNCTIONS,
+    MOMENTS,
     NON_DETERMINISTIC,
     SORTING,
     WINDOW_ORDERED,
+    WRAPPERS,
     function_name,
     is_aggregate,
 )
@@ -35,13 +38,16 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
     """Parse, refuse what no view may contain, qualify."""
     written = _parse(sql)
     tables = _tables(written, inputs)
+    temporal = {c.name.lower() for name in tables for c in inputs[name].visible if _is_temporal(c.type)}
     for node in written.walk():
         _refuse_non_deterministic(node)
+        _refuse_moment(node, temporal)
     _refuse_limit_without_order(written)
     schema: dict[str, object] = {name: {c.name: c.type for c in inputs[name].visible} for name in tables}
     names = _written_names(written)
     try:
         tree = qualify(written.copy(), schema=schema, dialect="spark")
+        _tables(tree, inputs)  # qualifying made their names lower case, quoted ones too
     except OptimizeError as error:
         raise UsageError(
             "VIEW_UNKNOWN_COLUMN",
@@ -95,6 +101,12 @@ def _tables(query: exp.Query, inputs: Mapping[str, Schema]) -> tuple[str, ...]:
                     f"there is no table or view {source.sql('spark')}",
                     hint="SHOW TABLES lists them",
                 )
+            if source.args.get("version") is not None:
+                raise UsageError(
+                    "VIEW_OF_THE_PAST",
+                    f"a materialized view follows {name} and cannot read it at a fixed epoch",
+                    hint="CREATE TABLE … AS SELECT … VERSION AS OF keeps rows of the past",
+                )
             if source.name != name and not source.alias:
                 source.set("alias", exp.TableAlias(this=exp.to_identifier(source.name)))
             source.set("this", exp.Identifier(this=name, quoted=True))
@@ -118,11 +130,13 @@ def _refuse_non_deterministic(node: exp.Expr) -> None:
             reason = NON_DETERMINISTIC["now"]
     else:
         return
-    parents = list(_ancestors(node))
+    parents = [p for p in _ancestors(node) if not isinstance(p, WRAPPERS)]
+    if _states_its_order(node):
+        return
     if name in WINDOW_ORDERED and any(isinstance(p, exp.Window) for p in parents[:2]):
         return  # ordered by the window
     if is_aggregate(node) and any(function_name(p) in SORTING for p in parents[:1]):
-        return  # sorted afterwards
+        return  # sorted afterwards, or the order does not matter
     if reason:
         raise UsageError(
             "NON_DETERMINISTIC",
@@ -131,11 +145,44 @@ def _refuse_non_deterministic(node: exp.Expr) -> None:
         )
 
 
+def _states_its_order(node: exp.Expr) -> bool:
+    """Whether an aggregate has WITHIN GROUP (listagg's is read as an order of its argument) or says `mode(x, true)`."""
+    ordered = isinstance(node.this, exp.Order) or isinstance(node.parent, exp.WithinGroup)
+    return ordered or (isinstance(node, exp.Mode) and bool(node.args.get("deterministic")))
+
+
+def _is_temporal(kind: str) -> bool:
+    return kind.upper().startswith(("DATE", "TIMESTAMP"))
+
+
+def _refuse_moment(node: exp.Expr, temporal: set[str]) -> None:
+    """`timestamp 'now'`, `to_date('today')`, `at > 'yesterday'`: the text is cast when the query is planned."""
+    if not isinstance(node, exp.Literal) or not node.is_string or node.name.strip().lower() not in MOMENTS:
+        return
+    parent = node.parent
+    if isinstance(parent, exp.Cast):
+        cast = _is_temporal(parent.to.sql("spark"))
+    elif isinstance(parent, (exp.Binary, exp.Between, exp.In)):
+        cast = any(isinstance(c, exp.Column) and c.name.lower() in temporal for c in parent.iter_expressions())
+    else:
+        cast = parent is not None and function_name(parent) in MOMENT_FUNCTIONS
+    if cast:
+        raise UsageError(
+            "NON_DETERMINISTIC",
+            f"the time '{node.name}' cannot be used in a materialized view: {NON_DETERMINISTIC['now']}",
+            hint=_hint("now"),
+        )
+
+
 def _hint(name: str) -> str:
     if name in WINDOW_ORDERED:
         return "use min_by or max_by"
-    if name in ("collect_list", "array_agg"):
+    if name in ("collect_list", "array_agg", "collect_set"):
         return f"write sort_array({name}(…))"
+    if name in ("listagg", "string_agg"):
+        return f"write {name}(…) WITHIN GROUP (ORDER BY …)"
+    if name == "mode":
+        return "write mode(…, true)"
     return "store the value in a column when the row is written"
 
 

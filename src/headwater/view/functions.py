@@ -136,11 +136,25 @@ NON_DETERMINISTIC: Final[dict[str, str]] = {
         ["first", "first_value", "last", "last_value", "any_value"],
         "as an aggregate its value depends on the order of the rows",
     ),
-    **dict.fromkeys(["collect_list", "array_agg"], "the order of its elements depends on the order of the rows"),
+    **dict.fromkeys(
+        ["collect_list", "array_agg", "collect_set", "listagg", "string_agg"],
+        "the order of its elements depends on the order of the rows",
+    ),
+    "mode": "of several values that are equally frequent it takes any",
+    **dict.fromkeys(["java_method", "reflect", "try_reflect"], "it may call anything"),
 }
+# Texts that mean a moment when Spark casts them to a date or timestamp ("epoch" is one too, and always the same).
+MOMENTS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
+MOMENT_FUNCTIONS: Final = frozenset(
+    {"date", "to_date", "try_to_date", "timestamp", "to_timestamp", "try_to_timestamp"}
+    | {"to_timestamp_ltz", "to_timestamp_ntz"}
+)
 WINDOW_ORDERED: Final = frozenset({"first", "first_value", "last", "last_value", "any_value"})
-SORTING: Final = frozenset({"sort_array", "array_sort"})
-_WRAPPERS = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls)
+# Functions of an array whose result does not depend on the order of its elements.
+SORTING: Final = frozenset(
+    {"sort_array", "array_sort", "size", "cardinality", "array_size", "array_contains", "array_max", "array_min"}
+)
+WRAPPERS = (exp.Filter, exp.WithinGroup, exp.IgnoreNulls, exp.RespectNulls)
 
 
 def function_name(node: exp.Expr) -> str | None:
@@ -179,11 +193,11 @@ def aggregate_units(expr: exp.Expr) -> list[exp.Expr]:
         return []
     if isinstance(expr, exp.Window):
         inner = expr.this
-        while isinstance(inner, _WRAPPERS):
+        while isinstance(inner, WRAPPERS):
             inner = inner.this
         children = [*inner.iter_expressions(), *(c for c in expr.iter_expressions() if c is not expr.this)]
         return [unit for child in children for unit in aggregate_units(child)]
-    if is_aggregate(expr) or (isinstance(expr, _WRAPPERS) and is_aggregate(expr.this)):
+    if is_aggregate(expr) or (isinstance(expr, WRAPPERS) and is_aggregate(expr.this)):
         return [expr]
     return [unit for child in expr.iter_expressions() for unit in aggregate_units(child)]
 

@@ -86,10 +86,11 @@ class Refresh:
             key = [k for k in found.schema.key if k not in visible]
             rows = found.rows(self.sql, "after", [*visible, *key])
             names[name] = self.sql.select(rows, {c: quoted(c) for c in visible}).name
-        for scope in traverse_scope(tree):
-            for source in scope.sources.values():
-                if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier):
-                    source.set("this", exp.to_identifier(names[source.name]))
+        # LATERAL's scope has the tables of the outer one too: each must be renamed once.
+        sources = {id(source): source for scope in traverse_scope(tree) for source in scope.sources.values()}
+        for source in sources.values():
+            if isinstance(source, exp.Table) and isinstance(source.this, exp.Identifier):
+                source.set("this", exp.to_identifier(names[source.name]))
         named = self.sql.add(f"SELECT * FROM ({tree.sql('spark')}) AS q({_list(self.plan.columns)})", self.plan.columns)
         return self.sql.keep(named, self.plan.columns)
 

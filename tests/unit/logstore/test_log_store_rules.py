@@ -16,6 +16,7 @@ from headwater.logstore import (
     LogStoreWriter,
     TruncateOffset,
 )
+from headwater.runtime.sink_log import log_store_row
 
 
 class NoHistory:
@@ -145,3 +146,15 @@ def test_backoff_doubles_up_to_thirty_seconds_and_is_fresh_after_a_minute_of_run
     backoff.started()
     now[0] += 61
     assert backoff.failed() <= 1
+
+
+def test_delivered_to_moves_over_epochs_without_changes() -> None:
+    def delivered_to(state: LogStoreState) -> int | None:
+        found: int | None = log_store_row("s", Backlog(), state)["delivered_to"]
+        return found
+
+    state = LogStoreState.starting_at(0)
+    assert delivered_to(state) is None  # the snapshot is still owed
+    state = LogStoreState.starting_at(5).delivered(5)
+    assert delivered_to(state.truncated(TruncateOffset.barrier(9))) == 9
+    assert delivered_to(state.truncated(TruncateOffset.chunk(9, 1))) == 5

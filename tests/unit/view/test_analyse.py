@@ -10,7 +10,7 @@ import view_nexmark
 import view_tpch
 from headwater.errors import UsageError
 from headwater.model.schema import Column, keyed
-from headwater.view.analyse import analyse
+from headwater.view.analyse import analyse, analysis
 from headwater.view.plan import Strategy, ViewPlan, explain
 
 TABLES = {
@@ -18,6 +18,7 @@ TABLES = {
         [Column("id", "INT", False), Column("a", "INT"), Column("b", "DECIMAL(10,2)"), Column("d", "DOUBLE")], ["id"]
     ),
     "u": keyed([Column("a", "INT"), Column("c", "STRING")], []),
+    "e": keyed([Column("id", "INT", False), Column("at", "TIMESTAMP"), Column("what", "STRING")], ["id"]),
 }
 
 
@@ -77,6 +78,15 @@ def test_the_cheapest_strategy_that_is_right_is_chosen(sql: str, strategy: Strat
         ("select _row_id from u", "VIEW_UNKNOWN_COLUMN"),
         ("drop table t", "VIEW_NOT_A_QUERY"),
         ("select from from", "VIEW_NOT_UNDERSTOOD"),
+        ("select a, listagg(c, ',') as l from u group by a", "NON_DETERMINISTIC"),
+        ("select a, collect_set(c) as l from u group by a", "NON_DETERMINISTIC"),
+        ("select a, mode(c) as m from u group by a", "NON_DETERMINISTIC"),
+        ("select id, reflect('java.util.UUID', 'randomUUID') as r from t", "NON_DETERMINISTIC"),
+        ("select id, timestamp 'now' as r from t", "NON_DETERMINISTIC"),
+        ("select id, to_date(' Today ') as r from t", "NON_DETERMINISTIC"),
+        ("select id from e where at > 'yesterday'", "NON_DETERMINISTIC"),
+        ("select * from t version as of 5", "VIEW_OF_THE_PAST"),
+        ("select id from t where a in (select a from u timestamp as of '2026-01-01')", "VIEW_OF_THE_PAST"),
     ],
 )
 def test_what_no_refresh_could_reproduce_is_refused_with_its_code(sql: str, code: str) -> None:
@@ -91,6 +101,10 @@ def test_what_no_refresh_could_reproduce_is_refused_with_its_code(sql: str, code
 def test_ordered_window_functions_and_sorted_lists_are_deterministic() -> None:
     analyse("select id, first_value(b) over (partition by a order by id) as f from t", TABLES)
     analyse("select a, sort_array(collect_list(b)) as l from t group by a", TABLES)
+    analyse("select a, sort_array(collect_set(b) filter (where id > 1)) as l from t group by a", TABLES)
+    analyse("select a, size(collect_set(b)) as n, mode(b, true) as m from t group by a", TABLES)
+    analyse("select a, listagg(c, ',') within group (order by c) as l from u group by a", TABLES)
+    analyse("select id from e where what = 'today' and at > timestamp 'epoch'", TABLES)
 
 
 def test_output_names_are_spelt_as_written_and_functions_name_their_columns() -> None:
@@ -127,6 +141,15 @@ def test_explain_names_keys_and_why_not_a_cheaper_strategy() -> None:
 def test_an_expression_that_may_fail_is_not_evaluated_on_pairs_that_never_stood_together() -> None:
     plan = analyse("select c, sum(t.a) as s from t join u on t.a = u.a where id / t.a > 1 group by c", TABLES)
     assert any("never stood together" in reason for reason in plan.reasons)
+
+
+def test_names_of_inputs_keep_their_case() -> None:
+    tables = {"Odd Name": TABLES["t"], "U": TABLES["u"]}
+    found = analysis("select x.id, u.c from `odd name` x join (select * from u) u on x.a = u.a", tables)
+    assert found.plan.strategy is Strategy.AFFECTED_KEYS
+    assert set(found.plan.inputs) == {"Odd Name", "U"}
+    assert found.relation is not None
+    assert found.relation.node.inputs == {"Odd Name", "U"}
 
 
 def test_a_cte_may_have_the_name_of_a_table() -> None:

@@ -209,7 +209,8 @@ def read_table(path: str | Path, sink: str | None = None) -> Any:
             tables.append(table.append_column("_batch", pa.array([number] * len(table), pa.int64())))
     if not tables:
         return pa.table({})
-    everything = pa.concat_tables(tables)
+    # Batches differ in which columns may be NULL (Spark knows that `_op` of a snapshot is not), and in added columns.
+    everything = pa.concat_tables(tables, promote_options="default")
     if records[-1].type != "upsert":
         return everything.drop_columns(["_batch"])
     return _last_per_key(everything, list(records[-1].key))

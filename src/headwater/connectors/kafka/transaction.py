@@ -171,7 +171,8 @@ class Place:
             message = f"the broker refuses what sink {self.sink} sends"
             return DefiniteError("SINK_ROW_REFUSED", message, detail=str(reason.name()))
         message = f"the target of sink {self.sink} cannot be used now"
-        return TransientError("SINK_UNREACHABLE", message, detail=str(reason.name()))
+        hint = "is the broker up, and properties.bootstrap.server right? It is tried again by itself"
+        return TransientError("SINK_UNREACHABLE", message, detail=str(reason.name()), hint=hint)
 
 
 class Transaction:

@@ -25,7 +25,7 @@ from pymysql.err import DataError, IntegrityError, MySQLError
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import OP, OP_UPSERT, Column
 from headwater.model.types import arrow_type
-from headwater.sink.base import BaseSink
+from headwater.sink.base import LOGIN_HINT, UNREACHABLE_HINT, BaseSink
 from headwater.sink.dead_letters import DeadLetters, letters_of
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
@@ -207,7 +207,7 @@ class MySqlSink(BaseSink):
         if not self.options["create_table_if_not_exists"]:
             raise DefiniteError("SINK_TARGET_MISSING", f"the table of sink {self.name} does not exist")
         parts = [self._definition(c) for c in self.columns]
-        if self.key:
+        if self.key and self.upsert:  # an append-only target has a row for every version of a key
             nullable = any(c.nullable for c in self.columns if c.name in self.key)
             kind = "UNIQUE KEY" if nullable else "PRIMARY KEY"
             parts.append(f"{kind} ({', '.join(_quote(k) for k in self.key)})")
@@ -216,7 +216,7 @@ class MySqlSink(BaseSink):
 
     def _definition(self, column: Column) -> str:
         kind = column_type(column.type)
-        if column.name in self.key:
+        if column.name in self.key and self.upsert:
             kind = {"LONGTEXT": KEY_TEXT, "LONGBLOB": "VARBINARY(255)"}.get(kind, kind)
         strict = " NOT NULL" if column.name in self.key and not column.nullable else " NULL"
         return f"{_quote(column.name)} {kind}{strict}"
@@ -411,10 +411,14 @@ def _translate(error: Exception, sink: str) -> HeadwaterError:
     if number in _MISMATCH:
         return DefiniteError("SINK_TARGET_MISMATCH", f"the target of sink {sink} no longer fits", detail=detail)
     if number in _LOGIN:
-        return TransientError("SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail)
+        return TransientError(
+            "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT
+        )
     if isinstance(error, pymysql.err.ProgrammingError):
         return DefiniteError("SINK_FAILED", f"the target of sink {sink} refuses a statement", detail=detail)
-    return TransientError("SINK_UNREACHABLE", f"the target of sink {sink} cannot be used now", detail=detail)
+    return TransientError(
+        "SINK_UNREACHABLE", f"the target of sink {sink} cannot be used now", detail=detail, hint=UNREACHABLE_HINT
+    )
 
 
 def _number(error: Exception) -> int:

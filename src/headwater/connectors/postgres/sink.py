@@ -22,7 +22,7 @@ from psycopg import sql
 from headwater.connectors.postgres import sink_sql as texts
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import Column
-from headwater.sink.base import BaseSink
+from headwater.sink.base import LOGIN_HINT, UNREACHABLE_HINT, BaseSink
 from headwater.sink.dead_letters import letters_of
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
@@ -175,7 +175,8 @@ class PostgresSink(BaseSink):
                 hint="create it, or add create_table_if_not_exists='true'",
             )
         cursor.execute(self.names.create_schema())
-        for statement in self.names.create_target(self.columns, cursor.connection.info.server_version):
+        version = cursor.connection.info.server_version
+        for statement in self.names.create_target(self.columns, version, keyed=self.upsert):
             cursor.execute(statement)
 
     def _copy_constraints(self, cursor: psycopg.Cursor[Any], stage: str) -> None:
@@ -294,9 +295,13 @@ def translate(error: psycopg.Error, sink: str) -> HeadwaterError:
     if state == "42501":
         return DefiniteError("SINK_NOT_ALLOWED", f"sink {sink} lacks a privilege in its target", detail=detail)
     if state.startswith("28") or "authentication" in str(error):
-        return TransientError("SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail)
+        return TransientError(
+            "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT
+        )
     if not state or state.startswith(("08", "40", "53", "55", "57", "3D")):
-        return TransientError("SINK_UNREACHABLE", f"the target of sink {sink} cannot be used now", detail=detail)
+        return TransientError(
+            "SINK_UNREACHABLE", f"the target of sink {sink} cannot be used now", detail=detail, hint=UNREACHABLE_HINT
+        )
     return DefiniteError("SINK_FAILED", f"the target of sink {sink} refuses a statement", detail=detail)
 
 

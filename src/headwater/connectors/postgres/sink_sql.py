@@ -113,16 +113,16 @@ class Names:
     def create_schema(self) -> Composed:
         return SQL("CREATE SCHEMA IF NOT EXISTS {}").format(Identifier(self.schema))
 
-    def create_target(self, columns: Sequence[Column], server_version: int) -> list[Composed]:
-        """The target, keyed by the sink key. Where a key column may be NULL, NULL counts as a value (from version 15
-        on).
+    def create_target(self, columns: Sequence[Column], server_version: int, *, keyed: bool) -> list[Composed]:
+        """The target, `keyed` by the sink key: an append-only one has a row for every version of a key. Where a key
+        column may be NULL, NULL counts as a value (from version 15 on).
         """
         parts: list[Composed] = []
         for column in columns:
             strict = SQL(" NOT NULL") if column.name in self.key and not column.nullable else SQL("")
             kind = SQL(column_type(column.type))  # from a closed list, not from the user
             parts.append(SQL("{} {}{}").format(Identifier(column.name), kind, strict))
-        if self.key:
+        if self.key and keyed:
             nullable = any(c.nullable for c in columns if c.name in self.key)
             kind = SQL("UNIQUE") if nullable else SQL("PRIMARY KEY")
             if nullable and server_version >= 150000:
