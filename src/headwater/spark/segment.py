@@ -86,6 +86,31 @@ def write_frame(
     rows = frame.select(*columns, op.alias(OP), seq.alias(SEQ))
     rows = rows.select(*[quoted(c.name) for c in schema.columns], vnode.alias(VNODE), OP, SEQ)
     rows = rows.sortWithinPartitions(VNODE, *([] if by_vnode_only else [quoted(k) for k in schema.key]))
+    return write_sorted(rows, data_dir, table_id, kind=kind, is_change=is_change)
+
+
+def segment_query(query: str, schema: Schema, *, vnode_count: int, seq_base: int) -> str:
+    """What `write_frame` does to the rows of a query (the table's columns and `_op`), as text, for a STRING key.
+
+    A DataFrame is analysed anew at each step; for the statement of a view's refresh that costs more than the refresh.
+    """
+    (key,) = schema.key
+    assert schema[key].type == "STRING"
+    names = [quoted(c.name) for c in schema.columns]
+    columns = ", ".join(f"CAST({name} AS {c.type}) AS {name}" for name, c in zip(names, schema.columns, strict=True))
+    vnode = f"CAST(pmod(crc32(CAST({quoted(key)} AS BINARY)), {vnode_count}) AS INT)"
+    number = "monotonically_increasing_id()"
+    seq = f"{seq_base}L + shiftright({number}, 33) * {1 << 27}L + ({number} & {(1 << 33) - 1}L)"
+    return (
+        f"SELECT {columns}, {vnode} AS {VNODE}, CAST({OP} AS TINYINT) AS {OP}, {seq} AS {SEQ} FROM ({query}) "
+        f"SORT BY {VNODE}, {quoted(key)}"
+    )
+
+
+def write_sorted(
+    rows: DataFrame, data_dir: DataDir, table_id: int, *, kind: str, is_change: bool = True
+) -> list[NewSegment]:
+    """Write rows that are as a segment has them: one Spark job."""
     folder = segment_folder(table_id)
     try:
         rows.write.mode("append").parquet(data_dir.url(folder))

@@ -90,24 +90,35 @@ QUICK: Final[dict[str, str]] = {
 }
 
 
-_quick: dict[tuple[SparkSession, int], SparkSession] = {}
+INTERPRETED: Final[dict[str, str]] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+_quick: dict[tuple[SparkSession, int, bool], SparkSession] = {}
 _preparing: dict[SparkSession, Callable[[SparkSession, SparkSession], None]] = {}
 
 
-def quick_session(session: SparkSession, partitions: int) -> SparkSession:
-    """A session beside the given one, for small work: no adaptive execution, so many partitions after a shuffle."""
-    found = _quick.get((session, partitions))
+def quick_session(session: SparkSession, partitions: int, *, interpreted: bool = False) -> SparkSession:
+    """A session beside the given one, for small work: no adaptive execution, so many partitions after a shuffle.
+
+    `interpreted`: nothing is compiled, which for a few thousand rows takes longer than the rows.
+    """
+    key = (session, partitions, interpreted)
+    found = _quick.get(key)
     if found is None:
         found = session.newSession()
-        for name, value in {**QUICK, "spark.sql.shuffle.partitions": str(partitions)}.items():
+        settings = {**QUICK, **(INTERPRETED if interpreted else {}), "spark.sql.shuffle.partitions": str(partitions)}
+        for name, value in settings.items():
             found.conf.set(name, value)
         if prepare := _preparing.get(session):
             prepare(session, found)
-        _quick[(session, partitions)] = found
+        _quick[key] = found
     return found
 
 
 def quick_sessions(session: SparkSession, prepare: Callable[[SparkSession, SparkSession], None]) -> list[SparkSession]:
     """Those that there are; later ones are prepared by the function before anybody has them."""
     _preparing[session] = prepare
-    return [quick for (of, _), quick in _quick.items() if of is session]
+    return [quick for (of, *_), quick in _quick.items() if of is session]

@@ -137,10 +137,12 @@ def refresh(
     current: DataFrame | Source,
     *,
     broadcast: bool = True,
+    finish: Callable[[str], str] | None = None,
 ) -> DataFrame:
-    """The change of a view whose stored rows are `current`.
+    """The change of a view whose stored rows are `current`; at least one input has changed if there is a `finish`.
 
-    `broadcast` says that the changes are small enough to be sent to every task (some 100,000 rows).
+    `broadcast` says that the changes are small enough to be sent to every task (some 100,000 rows). `finish` puts the
+    statement into another one, so that Spark analyses both at once.
     """
     sources = _sources(inputs)
     if isinstance(current, DataFrame):
@@ -149,7 +151,7 @@ def refresh(
         names = [F.col(quoted(c)) for c in (*plan.columns, VIEW_KEY, *(name for name, _ in plan.hidden))]
         rows = next(iter(current.frames.values()))()
         return rows.select(*names, F.lit(OP_UPSERT).cast("tinyint").alias(OP)).limit(0)
-    return _run(spark, plan, sources, current, broadcast=broadcast)
+    return _run(spark, plan, sources, current, broadcast=broadcast, finish=finish)
 
 
 def _sources(inputs: Mapping[str, ViewInput | Source]) -> dict[str, Source]:
@@ -166,7 +168,13 @@ def _stored(plan: ViewPlan, current: DataFrame) -> Source:
 
 
 def _run(
-    spark: SparkSession, plan: ViewPlan, sources: Mapping[str, Source], current: Source | None, *, broadcast: bool
+    spark: SparkSession,
+    plan: ViewPlan,
+    sources: Mapping[str, Source],
+    current: Source | None,
+    *,
+    broadcast: bool,
+    finish: Callable[[str], str] | None = None,
 ) -> DataFrame:
     shapes = tuple((name, sources[name].text.shape) for name in plan.inputs)
     key = (plan, shapes, None if current is None else current.text.shape, broadcast)
@@ -180,7 +188,7 @@ def _run(
                 _texts[key] = text
                 while len(_texts) > _TEXTS:
                     _texts.popitem(last=False)
-        return run(text)
+        return run(finish(text) if finish else text)
 
 
 def _write(

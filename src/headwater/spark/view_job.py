@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -12,7 +13,7 @@ from headwater.errors import DefiniteError
 from headwater.model.schema import VNODE, Schema, quoted
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.spark.query import explained
-from headwater.spark.segment import write_frame
+from headwater.spark.segment import segment_query, write_frame, write_sorted
 from headwater.spark.session import quick_session
 from headwater.spark.table import TableReader
 from headwater.spark.view import Source, initial, refresh
@@ -22,6 +23,7 @@ from headwater.view.plan import Strategy, ViewPlan
 
 HASH_CELLS: Final = 64  # into which the keys of one vnode are divided to find the one that fails
 QUICK_ROWS: Final = 200_000  # changes that one task aggregates in well under a second
+INTERPRETED_ROWS: Final = 50_000  # so few are through before code for them would be compiled
 
 
 def _sources(
@@ -53,15 +55,18 @@ def refresh_segments(
 ) -> list[NewSegment]:
     """Run one refresh; of a rowwise view also with the changes of some vnodes only."""
     plan = ViewPlan.from_dict(view.job.spec["plan"])
-    spark = _session(core, plan, inputs)
+    spark = _session(core, plan, view, inputs)
 
     def reader(schema: Schema) -> TableReader:
         return TableReader(spark, core.data_dir, schema)
 
     with explained("VIEW_FAILED"):
         current = segment_source(reader(view.schema), "current", view)
-        frame = refresh(spark, plan, _sources(reader, as_created(view, inputs), vnodes), current)
-        return write_view(core, view, frame, kind="delta")
+        finish = partial(
+            segment_query, schema=view.schema, vnode_count=core.vnode_count, seq_base=core.sequence.take(1 << 39)
+        )
+        frame = refresh(spark, plan, _sources(reader, as_created(view, inputs), vnodes), current, finish=finish)
+        return write_sorted(frame, core.data_dir, view.job.id, kind="delta")
 
 
 def failing_key(core: Any, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]) -> str | None:
@@ -119,14 +124,18 @@ class _Search:
         return within & (value == low)
 
 
-def _session(core: Any, plan: ViewPlan, inputs: dict[str, tuple[TableState, InputLog]]) -> SparkSession:
+def _session(
+    core: Any, plan: ViewPlan, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]
+) -> SparkSession:
     """A quick one for small changes; adaptive execution for what may be large."""
     spark: SparkSession = core.spark
     changed = sum(s.rows for _, log in inputs.values() for s in log.log)
     if changed > QUICK_ROWS or plan.strategy is Strategy.FULL or any(log.reset for _, log in inputs.values()):
         return spark
     # What an aggregate gives is small; touched keys may be many more than the changes.
-    return quick_session(spark, 1 if plan.strategy is Strategy.ALGEBRAIC else max(2, core.slots // 2))
+    partitions = 1 if plan.strategy is Strategy.ALGEBRAIC else max(2, core.slots // 2)
+    there = sum(s.rows for state in (view, *(state for state, _ in inputs.values())) for s in state.segments)
+    return quick_session(spark, partitions, interpreted=there <= INTERPRETED_ROWS)
 
 
 def initial_segments(core: Any, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]) -> list[NewSegment]:
