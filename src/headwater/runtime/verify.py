@@ -49,7 +49,9 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
         raise UsageError("NOT_CAPTURED", f"table {job.name} is not captured from a source")
     splits = [s.row for s in table.splits.values()]
     if not splits:
-        raise UsageError("NOTHING_TO_VERIFY", f"nothing of table {job.name} is handed over", hint="wait for its copy")
+        copied = table.captured.get("snapshot", True)
+        hint = "wait for its copy" if copied else "it was created with snapshot='false': only later changes are in it"
+        raise UsageError("NOTHING_TO_VERIFY", f"nothing of table {job.name} is handed over", hint=hint)
     if repair and table.unfinished:
         raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied", hint="wait until it is live")
     copy = _Copy()
