@@ -12,6 +12,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from headwater.errors import DefiniteError
+from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
 
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
@@ -43,7 +44,8 @@ SETTINGS: Final[dict[str, str]] = {
 
 def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
     """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
-    os.environ.update(find_java())
+    java = find_java()
+    os.environ.update(java)
     master = master or "local[*]"
     # A worker needs the engine's own interpreter: another one would lack pyarrow and headwater itself.
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -55,7 +57,8 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     settings["spark.pyspark.python"] = sys.executable
     settings["spark.driver.host"] = "127.0.0.1"
     settings["spark.driver.bindAddress"] = "127.0.0.1"
-    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
+    options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}", *java_options(java.get("JAVA_HOME", ""))]
+    settings["spark.driver.extraJavaOptions"] = " ".join(options)
     settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
