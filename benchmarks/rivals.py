@@ -93,7 +93,12 @@ class Rivals:
     def _measured(self, python: Path, program: str, arguments: list[str]) -> float | None:
         environment = {**os.environ, "PGPASSWORD": self.server.password}
         done = subprocess.run(
-            [python, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=900
+            [python, "-c", program, *arguments],
+            cwd=self.folder,  # Debezium's engine writes its logs beside it
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
         )
         found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("rows/s")]
         if not found:

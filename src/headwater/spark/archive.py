@@ -59,7 +59,9 @@ def make() -> Path:
         )
         java = int(done.stdout.split()[-1])
         deadline = time.monotonic() + DUMP_S
-        while psutil.pid_exists(java) and time.monotonic() < deadline:
+        while psutil.pid_exists(java):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the JVM has not finished the archive")
             time.sleep(0.2)
         part.replace(path)
     return path
