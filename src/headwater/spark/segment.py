@@ -100,7 +100,10 @@ def segment_query(query: str, schema: Schema, *, vnode_count: int, seq_base: int
     columns = ", ".join(f"CAST({name} AS {c.type}) AS {name}" for name, c in zip(names, schema.columns, strict=True))
     vnode = f"CAST(pmod(crc32(CAST({quoted(key)} AS BINARY)), {vnode_count}) AS INT)"
     number = "monotonically_increasing_id()"
-    seq = f"{seq_base}L + shiftright({number}, 33) * {1 << 27}L + ({number} & {(1 << 33) - 1}L)"
+    number = f"shiftright({number}, 33) * {1 << 27}L + ({number} & {(1 << 33) - 1}L)"
+    # Spark writes a BIGINT into the code that it generates, and another number would be other code, compiled anew for
+    # every refresh; a DECIMAL is handed over beside the code.
+    seq = f"CAST(CAST({seq_base} AS DECIMAL(19, 0)) + CAST({number} AS DECIMAL(19, 0)) AS BIGINT)"
     return (
         f"SELECT {columns}, {vnode} AS {VNODE}, CAST({OP} AS TINYINT) AS {OP}, {seq} AS {SEQ} FROM ({query}) "
         f"SORT BY {VNODE}, {quoted(key)}"

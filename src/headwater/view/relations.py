@@ -1,14 +1,19 @@
-"""SQL text in pieces: a refresh is one statement of common table expressions, so Spark parses and analyses it once.
+"""SQL text in pieces: a refresh is one statement, so Spark parses and analyses it once.
 
 `Sql` collects the pieces of one statement. A `Rel` is the name of a piece with its columns, in order. Equal pieces are
-one: Spark then finds that their exchanges are the same and runs them once. Nothing here knows Spark; the only
-question that text cannot answer, of which type a column is, goes to the `types_of` that the caller gives.
+one: Spark then finds that their exchanges are the same and runs them once. A piece that is read once stands where it is
+read, as a subquery; only those that are read several times become common table expressions, which cost Spark's analyser
+three times as much. Nothing here knows Spark; the only question that text cannot answer, of which type a column is,
+goes to the `types_of` that the caller gives.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from sqlglot import exp
 
@@ -22,6 +27,9 @@ _HOW = {
     "semi": "LEFT SEMI JOIN",
     "anti": "LEFT ANTI JOIN",
 }
+# Where a piece is read, and under which alias: never inside quotes, and not as the qualifier of a column.
+_READ: Final = re.compile(r"(?<![\w`'.])(hw_r\d+)(?![\w`'.])(?: AS (\w+|`[^`]*`))?")
+_COLUMN: Final = re.compile(r"`[^`]*`|\w+")
 
 
 def text_of(expression: exp.Expr) -> str:
@@ -51,6 +59,7 @@ class Sql:
         self._types_of = types_of
         self._broadcast = broadcast
         self._names: dict[str, str] = {}  # text -> name
+        self._selects: dict[str, tuple[Rel, Mapping[str, str]]] = {}  # name -> what it selects from what
         self._types: dict[str, Types] = {}
 
     # -- pieces
@@ -66,10 +75,19 @@ class Sql:
     def select(self, source: Rel, items: Mapping[str, str], *, hint: str = "") -> Rel:
         """Columns by name with their expressions."""
         chosen = ", ".join(f"{e} AS {quoted(name)}" if e != quoted(name) else e for name, e in items.items())
-        return self.add(f"SELECT {hint}{chosen} FROM {source.name}", items)
+        rel = self.add(f"SELECT {hint}{chosen} FROM {source.name}", items)
+        if not hint:
+            self._selects[rel.name] = (source, items)
+        return rel
 
     def keep(self, source: Rel, columns: Sequence[str]) -> Rel:
-        return source if tuple(columns) == source.columns else self.select(source, {c: quoted(c) for c in columns})
+        if tuple(columns) == source.columns:
+            return source
+        of, items = self._selects.get(source.name, (source, {}))
+        # What is left out must be a mere column: an expression may give more than one row.
+        if items and all(_COLUMN.fullmatch(e) for name, e in items.items() if name not in columns):
+            return self.select(of, {c: items[c] for c in columns})
+        return self.select(source, {c: quoted(c) for c in columns})
 
     def extend(self, source: Rel, items: Mapping[str, str]) -> Rel:
         """All columns of the source, and more."""
@@ -104,7 +122,13 @@ class Sql:
         if len(parts) == 1:
             return first
         names = ", ".join(map(quoted, first.columns))
-        selects = [f"SELECT {names} FROM {part.name}" for part in parts]
+        texts = {name: text for text, name in self._names.items()}
+        selects = [
+            texts[part.name]
+            if part.name in self._selects and part.columns == first.columns
+            else f"SELECT {names} FROM {part.name}"
+            for part in parts
+        ]
         return self.add(" UNION ALL ".join(selects), first.columns)
 
     def set_operation(self, left: Rel, right: Rel, operator: str) -> Rel:
@@ -115,9 +139,22 @@ class Sql:
 
     def text(self, rel: Rel) -> str:
         """The statement whose rows are those of `rel`."""
-        wanted = ", ".join(map(quoted, rel.columns)) or "*"
-        pieces = ", ".join(f"{name} AS ({text})" for text, name in self._names.items())
-        return f"WITH {pieces} SELECT {wanted} FROM {rel.name}" if pieces else f"SELECT {wanted} FROM {rel.name}"
+        texts = {name: text for text, name in self._names.items()}
+        reads = {name: [m[1] for m in _READ.finditer(text)] for name, text in texts.items()}
+        wanted, times = [rel.name], Counter([rel.name])
+        for name in wanted:  # grows while it is read
+            for read in reads.get(name, ()):
+                times[read] += 1
+                if times[read] == 1:
+                    wanted.append(read)
+
+        def nested(text: str) -> str:
+            return _READ.sub(lambda m: m[0] if times[m[1]] > 1 else f"({nested(texts[m[1]])}) AS {m[2] or m[1]}", text)
+
+        shared = ", ".join(f"{name} AS ({nested(texts[name])})" for name in texts if times[name] > 1)
+        columns = ", ".join(map(quoted, rel.columns)) or "*"
+        statement = nested(f"SELECT {columns} FROM {rel.name}")
+        return f"WITH {shared} {statement}" if shared else statement
 
     def types(self, rel: Rel) -> Types:
         if rel.name not in self._types:

@@ -98,3 +98,23 @@ def test_only_plainly_total_expressions_count_as_safe(expression: str, fails: bo
 def test_functions_that_are_not_sparks_are_called_for_every_row() -> None:
     assert is_eager(sqlglot.parse_one("CASE WHEN a > 0 THEN my_function(a) END", read="spark"))
     assert not is_eager(sqlglot.parse_one("CASE WHEN a > 0 THEN upper(a) END", read="spark"))
+
+
+def test_pieces_that_are_read_once_are_subqueries_and_others_are_written_once() -> None:
+    sql = Sql(lambda _: {})
+    base = sql.select(sql.given("t", ("a", "b")), {"a": "`a`", "c": "`b` + 1"})
+    once = sql.where(base, "`c` > 2")
+    assert sql.text(once).count("WITH") == 0
+    both = sql.join(once, sql.select(once, {"d": "`a`"}), "`a` = `d`", "semi")
+    written = sql.text(both)
+    assert written.startswith("WITH ")
+    assert written.count("`b` + 1") == 1
+    assert "AS a LEFT SEMI JOIN" in written
+
+
+def test_a_column_is_left_out_where_it_is_selected_unless_it_is_more_than_a_column() -> None:
+    sql = Sql(lambda _: {})
+    plain = sql.select(sql.given("t", ("a", "b")), {"a": "`a`", "x": "`b`"})
+    assert sql.text(sql.keep(plain, ["a"])).count("SELECT") == 2
+    many = sql.select(sql.given("t", ("a", "b")), {"a": "`a`", "x": "explode(`b`)"})
+    assert "explode" in sql.text(sql.keep(many, ["a"]))
