@@ -26,6 +26,7 @@ from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
+Refreshed = list[tuple[ViewState, "list[NewSegment] | DefiniteError"]]
 VIEW_RETRY_S: Final = 5.0  # a failed view tries again this often: the cause may be gone
 
 
@@ -299,45 +300,77 @@ class Dataflow:
                 for input_id, log in view.inputs.items():
                     if input_id in self.views:
                         self._extend(log, input_id, staged)
-            await asyncio.gather(*(self._refresh(v, contribution, staged) for v in views))
+            ready = [view for view in views if self._is_ready(view, contribution)]
+            for batch in await self._refreshed(ready):
+                for view, outcome in batch:
+                    self._take_refresh(view, outcome, contribution, staged)
 
     def _extend(self, log: InputLog, input_id: int, staged: Staged) -> None:
         known = {s.path for s in log.log}
         log.log += [s for s in staged.segments.get(input_id, []) if s.path not in known and s.is_change]
         log.reset = log.reset or input_id in staged.resets
 
-    async def _refresh(self, view: ViewState, contribution: Contribution, staged: Staged) -> None:
+    def _is_ready(self, view: ViewState, contribution: Contribution) -> bool:
+        """Whether there is something to refresh, and nothing in the way."""
         if not any(log.changed for log in view.inputs.values()):
             self._seen(view)
             if view.failed:
                 self._recovered(view, contribution)
-            return
+            return False
         if any(self.views[i].failed for i in view.inputs if i in self.views):
-            self._view_failed(
-                view, DefiniteError("INPUT_FAILED", f"an input of {view.job.name} has stopped"), contribution
-            )
-            return
-        if view.failed and time.monotonic() < view.retry_at:
-            return
-        try:
-            segments = await self._refresh_job(view)
-        except DefiniteError as error:
-            if not view.failed:
-                self.core.background(self._find_key(view, error))
+            error = DefiniteError("INPUT_FAILED", f"an input of {view.job.name} has stopped")
             self._view_failed(view, error, contribution)
-            return
-        for segment in segments:
-            staged.add(segment)
-        view.segments = [*view.segments, *segments]
-        self._seen(view)
-        self.core.count_rows({view.job.id: segments})
-        if view.failed:
-            self._recovered(view, contribution)
+            return False
+        return not view.failed or time.monotonic() >= view.retry_at
 
-    async def _refresh_job(self, view: ViewState) -> list[NewSegment]:
+    async def _refreshed(self, views: list[ViewState]) -> Sequence[Refreshed]:
+        """The new segments of each view, or why there are none. Small refreshes are one job, large ones one each.
+
+        A view that has failed is tried alone: it would take the others' job down with it.
+        """
+        from headwater.spark.view_job import TOGETHER, may_join
+
+        joined = [v for v in views if not v.failed and may_join(v, self._inputs(v))]
+        alone = [v for v in views if v not in joined]
+        groups = [joined[i : i + TOGETHER] for i in range(0, len(joined), TOGETHER)]
+        return await asyncio.gather(*map(self._refresh_together, groups), *map(self._refresh_alone, alone))
+
+    async def _refresh_together(self, views: list[ViewState]) -> Refreshed:
+        from headwater.spark.view_job import refresh_together
+
+        works = [(view, self._inputs(view)) for view in views]
+        try:
+            found = await self.core.jobs.run("view", "view", lambda: refresh_together(self.core, works))
+        except DefiniteError:  # of one of them: which, and who is well, shows when each runs alone
+            apart = await asyncio.gather(*map(self._refresh_alone, views))
+            return [outcome for outcomes in apart for outcome in outcomes]
+        return [(view, found[view.job.id]) for view in views]
+
+    async def _refresh_alone(self, view: ViewState) -> Refreshed:
         from headwater.spark.view_job import refresh_segments
 
-        return await self.core.jobs.run("view", "view", lambda: refresh_segments(self.core, view, self._inputs(view)))
+        inputs = self._inputs(view)
+        try:
+            found = await self.core.jobs.run("view", "view", lambda: refresh_segments(self.core, view, inputs))
+        except DefiniteError as error:
+            return [(view, error)]
+        return [(view, found)]
+
+    def _take_refresh(
+        self, view: ViewState, outcome: list[NewSegment] | DefiniteError, contribution: Contribution, staged: Staged
+    ) -> None:
+        if isinstance(outcome, DefiniteError):
+            if not view.failed:
+                self.core.background(self._find_key(view, outcome))
+            self._view_failed(view, outcome, contribution)
+            return
+        for segment in outcome:
+            staged.add(segment)
+        view.segments = [*view.segments, *outcome]
+        self._seen(view)
+        self.core.count_rows({view.job.id: outcome})
+        if view.failed:
+            self._recovered(view, contribution)
 
     async def _find_key(self, view: ViewState, error: DefiniteError) -> None:
         """Beside the lane: which key it was, for hw_errors. The others' refresh goes on meanwhile."""

@@ -2,19 +2,22 @@
 
 The text of a refresh depends only on the view and on the shape of its inputs (which of them changed, which have
 deltas), so it is written once per shape and kept; a refresh binds the scans and has Spark analyse the text once.
-Everything returned is lazy: the caller writes it, so the job belongs to the caller's stage. No temporary view outlives
-a call, and names are unique, so that several views may be refreshed at the same time in one session.
+Everything returned is lazy: the caller writes it, so the job belongs to the caller's stage. Names are unique, so that
+several views may be refreshed at the same time in one session. A scan that another refresh will ask for again (a base
+stays for many epochs, and all views of an input read the same files) is bound once and stays; nothing else does.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
@@ -31,11 +34,14 @@ from headwater.view.relations import Sql, Types
 
 __all__ = ["Source", "ViewInput", "initial", "output_schema", "refresh", "storage_schema"]
 
-_PREFIX: Final = "hw_bound_"  # of names in a text, replaced by one that no other call has
+_PREFIX: Final = "hw_bound_"  # of names in a text, replaced by those of temporary views
+_NAME: Final = re.compile(rf"\b{_PREFIX}\w+")
 _TEXTS: Final = 512  # texts that are kept; a view has few shapes
+_SCANS: Final = 1024  # scans that stay bound, the last used ones
 _numbers = count()
 _texts: OrderedDict[Hashable, str] = OrderedDict()
 _lock = threading.Lock()
+_lasting: WeakKeyDictionary[SparkSession, OrderedDict[Hashable, str]] = WeakKeyDictionary()
 Frames = Mapping[str, Callable[[], DataFrame]]
 
 
@@ -57,6 +63,17 @@ class ViewInput(Protocol):
     def after(self) -> DataFrame: ...
     def changes(self) -> DataFrame: ...
     def changes_with_old(self) -> DataFrame: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A frame that will be asked for again; equal keys give equal frames."""
+
+    key: Hashable
+    make: Callable[[], DataFrame]
+
+    def __call__(self) -> DataFrame:
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +111,14 @@ def output_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Sche
     except (AnalysisException, ParseException) as error:
         detail = str(error).splitlines()[0]
         raise UsageError("VIEW_NOT_UNDERSTOOD", "Spark refuses the query", detail=detail) from None
-    for field in fields:
-        if isinstance(field.dataType, T.NullType):
+    for found in fields:
+        if isinstance(found.dataType, T.NullType):
             raise UsageError(
                 "VIEW_COLUMN_UNTYPED",
-                f"the column {field.name} is NULL without a type",
-                hint=f"write CAST(NULL AS STRING) AS {field.name}",
+                f"the column {found.name} is NULL without a type",
+                hint=f"write CAST(NULL AS STRING) AS {found.name}",
             )
-    return [Column(field.name, _ddl(field.dataType)) for field in fields]
+    return [Column(found.name, _ddl(found.dataType)) for found in fields]
 
 
 def storage_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Schema]) -> Schema:
@@ -213,35 +230,55 @@ class _Binding:
     """Runs texts over sources; binds what a text names, once."""
 
     spark: SparkSession
-    frames: dict[str, Callable[[], DataFrame]]
-    prefix: str
-    made: set[str]
+    frames: Frames
+    names: dict[str, str] = field(default_factory=dict)
+    own: list[str] = field(default_factory=list)
 
     def __call__(self, text: str) -> DataFrame:
-        for name, frame in self.frames.items():
-            if name not in self.made and _names(text, name):
-                frame().createOrReplaceTempView(self._real(name))
-                self.made.add(name)
-        return self.spark.sql(self._real(text))
+        return self.spark.sql(_NAME.sub(lambda match: self._bound(match[0]), text))
 
     def types(self, text: str) -> Types:
-        return {field.name: field.dataType.simpleString() for field in self(text).schema.fields}
+        return {f.name: f.dataType.simpleString() for f in self(text).schema.fields}
 
-    def _real(self, text: str) -> str:
-        return text.replace(_PREFIX, self.prefix)
+    def _bound(self, name: str) -> str:
+        if name not in self.names:
+            frame = self.frames[name]
+            if isinstance(frame, Lasting):
+                self.names[name] = _bind_lasting(self.spark, frame)
+            else:
+                self.names[name] = _bind(frame())
+                self.own.append(self.names[name])
+        return self.names[name]
 
 
-def _names(text: str, name: str) -> bool:
-    """Whether a text reads a bound relation; a name is always followed by a blank, a bracket or the end."""
-    return f"{name} " in text or f"{name})" in text or text.endswith(name)
+def _bind(frame: DataFrame) -> str:
+    name = f"hw_view_{next(_numbers)}"
+    frame.createOrReplaceTempView(name)
+    return name
+
+
+def _bind_lasting(spark: SparkSession, frame: Lasting) -> str:
+    with _lock:
+        scans = _lasting.setdefault(spark, OrderedDict())
+        if frame.key in scans:
+            scans.move_to_end(frame.key)
+            return scans[frame.key]
+    name = _bind(frame())
+    with _lock:
+        other = scans.setdefault(frame.key, name)  # somebody else may have been faster
+        unused = [name] if other != name else []
+        while len(scans) > _SCANS:
+            unused.append(scans.popitem(last=False)[1])
+    for gone in unused:
+        spark.catalog.dropTempView(gone)
+    return other
 
 
 @contextmanager
 def _bound(spark: SparkSession, sources: Any) -> Iterator[_Binding]:
-    frames = {name: frame for source in sources for name, frame in source.frames.items()}
-    binding = _Binding(spark, frames, f"hw_{next(_numbers)}_", set())
+    binding = _Binding(spark, {name: frame for source in sources for name, frame in source.frames.items()})
     try:
         yield binding
     finally:
-        for name in binding.made:
-            spark.catalog.dropTempView(binding._real(name))
+        for name in binding.own:
+            spark.catalog.dropTempView(name)

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 
 from headwater.runtime.tables import AnySegment, InputLog, TableState
 from headwater.spark.table import TableReader
-from headwater.spark.view import Source, bound_name
+from headwater.spark.view import Lasting, Source, bound_name
 from headwater.view.inputs import Part, Parts, SegmentText
 
 # Up to this much, deltas are put together in one task and broadcast; beyond it a shuffle is cheaper than one slow task.
@@ -64,10 +64,12 @@ class _Scans:
             return None
         paths = tuple(sorted(s.path for s in segments))
         name = self._names.setdefault(paths, f"{self.name}_{suffix}")
-        self.frames.setdefault(name, lambda: self._frame(segments))
+        self.frames.setdefault(name, self._frame(segments, paths))
         few = sum(s.bytes for s in segments) <= FEW_BYTES
         return Part(name, few, few and sum(s.rows for s in segments) <= TINY_ROWS)
 
-    def _frame(self, segments: list[AnySegment]) -> DataFrame:
-        frame = self.reader.scan(segments)
-        return frame if self.where is None else frame.where(self.where)
+    def _frame(self, segments: list[AnySegment], paths: tuple[str, ...]) -> Callable[[], DataFrame]:
+        where = self.where
+        if where is not None:
+            return lambda: self.reader.scan(segments).where(where)
+        return Lasting((self.reader.schema, paths), lambda: self.reader.scan(segments))

@@ -1,7 +1,11 @@
-"""The Spark job of a view's refresh or creation: the change of the view, written as segments of its storage table."""
+"""The Spark job of views' refresh or creation: the change of a view, written as segments of its storage table.
+
+Small refreshes are done together: one job for all views that have changed in an epoch and do not depend on each other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,17 +22,18 @@ from headwater.spark.session import quick_session
 from headwater.spark.table import TableReader
 from headwater.spark.view import Source, initial, refresh
 from headwater.spark.view_input import segment_source
+from headwater.spark.view_rows import RowWriter, writable, write_rows
 from headwater.storage.checkpoint import NewSegment
 from headwater.view.plan import Strategy, ViewPlan
 
+Inputs = dict[str, tuple[TableState, InputLog]]
 HASH_CELLS: Final = 64  # into which the keys of one vnode are divided to find the one that fails
 QUICK_ROWS: Final = 200_000  # changes that one task aggregates in well under a second
 INTERPRETED_ROWS: Final = 50_000  # so few are through before code for them would be compiled
+TOGETHER: Final = 16  # views in one job: Spark plans a job in one thread, and its plan is held in memory
 
 
-def _sources(
-    reader: Any, inputs: dict[str, tuple[TableState, InputLog]], vnodes: tuple[int, int] | None = None
-) -> dict[str, Source]:
+def _sources(reader: Any, inputs: Inputs, vnodes: tuple[int, int] | None = None) -> dict[str, Source]:
     where = None if vnodes is None else (F.col(VNODE) >= vnodes[0]) & (F.col(VNODE) < vnodes[1])
     return {
         name: segment_source(reader(state.schema), i, state, log, where)
@@ -36,9 +41,7 @@ def _sources(
     }
 
 
-def as_created(
-    view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]
-) -> dict[str, tuple[TableState, InputLog]]:
+def as_created(view: ViewState, inputs: Inputs) -> Inputs:
     """The inputs with the columns that they had when the view was created: `SELECT *` means what it meant then."""
     columns = view.job.spec.get("input_columns", {})
     return {
@@ -47,29 +50,71 @@ def as_created(
     }
 
 
-def refresh_segments(
-    core: Any,
-    view: ViewState,
-    inputs: dict[str, tuple[TableState, InputLog]],
-    vnodes: tuple[int, int] | None = None,
-) -> list[NewSegment]:
-    """Run one refresh; of a rowwise view also with the changes of some vnodes only."""
-    plan = ViewPlan.from_dict(view.job.spec["plan"])
-    spark = _session(core, plan, view, inputs)
+def is_small(view: ViewState, inputs: Inputs) -> bool:
+    """Whether a refresh is done in no time wherever it runs; what may be large wants adaptive execution."""
+    changed = sum(s.rows for _, log in inputs.values() for s in log.log)
+    whole = _plan(view).strategy is Strategy.FULL or any(log.reset for _, log in inputs.values())
+    return changed <= QUICK_ROWS and not whole
 
-    def reader(schema: Schema) -> TableReader:
-        return TableReader(spark, core.data_dir, schema)
 
+def may_join(view: ViewState, inputs: Inputs) -> bool:
+    """Whether a refresh may share its job with others."""
+    return is_small(view, inputs) and writable(view.schema)
+
+
+def refresh_together(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> dict[int, list[NewSegment]]:
+    """One job for the small refreshes of views that do not read each other; segments by view."""
+    spark = _quick(core, works)
+    frames = []
     with explained("VIEW_FAILED"):
-        current = segment_source(reader(view.schema), "current", view)
-        finish = partial(
-            segment_query, schema=view.schema, vnode_count=core.vnode_count, seq_base=core.sequence.take(1 << 39)
-        )
-        frame = refresh(spark, plan, _sources(reader, as_created(view, inputs), vnodes), current, finish=finish)
+        for view, inputs in works:
+            writer = RowWriter(core.data_dir, view.job.id, view.schema, core.vnode_count, core.sequence.take(1 << 39))
+            frames.append((_change(spark, core, view, inputs), writer))
+        return write_rows(frames)
+
+
+def refresh_segments(
+    core: Any, view: ViewState, inputs: Inputs, vnodes: tuple[int, int] | None = None
+) -> list[NewSegment]:
+    """Run one refresh by itself; of a rowwise view also with the changes of some vnodes only."""
+    spark = _quick(core, [(view, inputs)]) if is_small(view, inputs) else core.spark
+    finish = partial(
+        segment_query, schema=view.schema, vnode_count=core.vnode_count, seq_base=core.sequence.take(1 << 39)
+    )
+    with explained("VIEW_FAILED"):
+        frame = _change(spark, core, view, inputs, vnodes, finish)
         return write_sorted(frame, core.data_dir, view.job.id, kind="delta")
 
 
-def failing_key(core: Any, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]) -> str | None:
+def _change(
+    spark: SparkSession,
+    core: Any,
+    view: ViewState,
+    inputs: Inputs,
+    vnodes: tuple[int, int] | None = None,
+    finish: Callable[[str], str] | None = None,
+) -> DataFrame:
+    def reader(schema: Schema) -> TableReader:
+        return TableReader(spark, core.data_dir, schema)
+
+    current = segment_source(reader(view.schema), "current", view)
+    return refresh(spark, _plan(view), _sources(reader, as_created(view, inputs), vnodes), current, finish=finish)
+
+
+def _plan(view: ViewState) -> ViewPlan:
+    return ViewPlan.from_dict(view.job.spec["plan"])
+
+
+def _quick(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> SparkSession:
+    # What an aggregate gives is small; touched keys may be many more than the changes.
+    aggregates = all(_plan(view).strategy is Strategy.ALGEBRAIC for view, _ in works)
+    states = [state for view, inputs in works for state in (view, *(state for state, _ in inputs.values()))]
+    there = {state.job.id: sum(s.rows for s in state.segments) for state in states}
+    partitions = 1 if aggregates else max(2, core.slots // 2)
+    return quick_session(core.spark, partitions, interpreted=sum(there.values()) <= INTERPRETED_ROWS)
+
+
+def failing_key(core: Any, view: ViewState, inputs: Inputs) -> str | None:
     """Which change makes the refresh fail, as `table.key = value`; None if it is not one alone.
 
     Halves the change log again and again: first by vnode, then by a hash of the key. Some fifteen small jobs, once.
@@ -95,9 +140,9 @@ def failing_key(core: Any, view: ViewState, inputs: dict[str, tuple[TableState, 
 class _Search:
     """Refreshes with a part of one input's change log, to nowhere."""
 
-    def __init__(self, core: Any, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]], name: str) -> None:
+    def __init__(self, core: Any, view: ViewState, inputs: Inputs, name: str) -> None:
         self.core, self.view, self.inputs, self.name = core, view, as_created(view, inputs), name
-        self.plan = ViewPlan.from_dict(view.job.spec["plan"])
+        self.plan = _plan(view)
 
     def fails(self, where: Column) -> bool:
         sources = _sources(self.core.reader, self.inputs)
@@ -124,25 +169,10 @@ class _Search:
         return within & (value == low)
 
 
-def _session(
-    core: Any, plan: ViewPlan, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]
-) -> SparkSession:
-    """A quick one for small changes; adaptive execution for what may be large."""
-    spark: SparkSession = core.spark
-    changed = sum(s.rows for _, log in inputs.values() for s in log.log)
-    if changed > QUICK_ROWS or plan.strategy is Strategy.FULL or any(log.reset for _, log in inputs.values()):
-        return spark
-    # What an aggregate gives is small; touched keys may be many more than the changes.
-    partitions = 1 if plan.strategy is Strategy.ALGEBRAIC else max(2, core.slots // 2)
-    there = sum(s.rows for state in (view, *(state for state, _ in inputs.values())) for s in state.segments)
-    return quick_session(spark, partitions, interpreted=there <= INTERPRETED_ROWS)
-
-
-def initial_segments(core: Any, view: ViewState, inputs: dict[str, tuple[TableState, InputLog]]) -> list[NewSegment]:
+def initial_segments(core: Any, view: ViewState, inputs: Inputs) -> list[NewSegment]:
     """The rows of a new view over its inputs' present segments (`view_chunk.py`: of a part of them)."""
-    plan = ViewPlan.from_dict(view.job.spec["plan"])
     with explained("VIEW_FAILED"):
-        frame = initial(core.spark, plan, _sources(core.reader, as_created(view, inputs)))
+        frame = initial(core.spark, _plan(view), _sources(core.reader, as_created(view, inputs)))
         return write_view(core, view, frame, kind="base")
 
 
