@@ -144,6 +144,7 @@ class Live:
         self.plan = analyse(sql, {name: table.schema for name, table in tables.items()})
         self.schema = view.storage_schema(spark, self.plan, {n: t.schema for n, t in tables.items()})
         self.rows: dict[str, Row] = {}
+        self.refreshes = 0
         for row in view.initial(spark, self.plan, self._inputs()).collect():
             assert row["_key"] not in self.rows, "two rows of one _key"
             self.rows[row["_key"]] = row.asDict()
@@ -152,11 +153,14 @@ class Live:
         return {name: self.tables[name] for name in self.plan.inputs}
 
     def refresh(self, *, broadcast: bool = True) -> int:
-        """Apply one refresh; the number of rows that it gave."""
+        """Apply one refresh, each second one in one task; the number of rows that it gave."""
         from headwater.spark import view
 
+        one_task = broadcast and self.refreshes % 2 == 0
+        self.refreshes += 1
+
         current = frame(self.spark, [(c.name, c.type) for c in self.schema.columns], list(self.rows.values()))
-        changes = view.refresh(self.spark, self.plan, self._inputs(), current, broadcast=broadcast)
+        changes = view.refresh(self.spark, self.plan, self._inputs(), current, broadcast=broadcast, one_task=one_task)
         found = changes.collect()
         assert len({row["_key"] for row in found}) == len(found), "two changes of one _key"
         rowwise = self.plan.strategy == "rowwise"

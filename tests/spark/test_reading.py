@@ -60,6 +60,29 @@ def test_an_epoch_with_changes_in_k_tables_is_one_spark_job(engine: EngineProces
     assert [engine.sql(f"SELECT count(*) AS n FROM {n}")[0]["n"] for n in names] == [2] * 6
 
 
+def test_views_that_do_not_read_each_other_are_refreshed_by_one_spark_job(engine: EngineProcess) -> None:
+    engine.sql("CREATE TABLE sold (id INT PRIMARY KEY, k INT, v DECIMAL(9,2), at TIMESTAMP, tags ARRAY<STRING>)")
+    engine.sql("INSERT INTO sold VALUES (1, 1, 2.50, TIMESTAMP '2026-01-01 00:00:00', array('a')); FLUSH")
+    queries = {
+        "sold_rows": "SELECT id, v * 2 AS twice, at, tags FROM sold WHERE v > 1",
+        "sold_sums": "SELECT k, sum(v) AS total, count(*) AS n FROM sold GROUP BY k",
+        "sold_kinds": "SELECT DISTINCT k, at FROM sold",
+        "sold_pairs": "SELECT a.id, b.id AS other, struct(a.v, b.at) AS both FROM sold a JOIN sold b ON a.k = b.k",
+    }
+    engine.sql("; ".join(f"CREATE MATERIALIZED VIEW {name} AS {query}" for name, query in queries.items()))
+    engine.sql("WAIT; ALTER SYSTEM SET barrier_interval_ms = 600000; FLUSH")
+    try:
+        before = engine.spark_jobs("view")
+        old = "(3, NULL, 7, TIMESTAMP '1969-07-20 20:17:40.1', array())"
+        engine.sql(f"INSERT INTO sold VALUES (1, 1, 3, NULL, NULL), (2, 1, 0.50, NULL, NULL), {old}; FLUSH")
+        assert engine.spark_jobs("view") - before == 1
+    finally:
+        engine.sql("ALTER SYSTEM SET barrier_interval_ms = 200; FLUSH")
+    for name, query in queries.items():
+        stored, fresh = engine.sql(f"SELECT * FROM {name}"), engine.sql(query)
+        assert sorted(map(repr, stored)) == sorted(map(repr, fresh)), name
+
+
 def test_the_catalogue_and_constants_cost_no_stage_of_an_epoch(engine: EngineProcess) -> None:
     before = engine.spark_jobs("table")
     engine.sql("SELECT * FROM hw_catalog.hw_jobs")

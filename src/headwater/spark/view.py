@@ -154,12 +154,14 @@ def refresh(
     current: DataFrame | Source,
     *,
     broadcast: bool = True,
+    one_task: bool = False,
     finish: Callable[[str], str] | None = None,
 ) -> DataFrame:
     """The change of a view whose stored rows are `current`; at least one input has changed if there is a `finish`.
 
-    `broadcast` says that the changes are small enough to be sent to every task (some 100,000 rows). `finish` puts the
-    statement into another one, so that Spark analyses both at once.
+    `broadcast` says that the changes are small enough to be sent to every task (some 100,000 rows), `one_task` that all
+    there is to read is best read by one, without any shuffle. `finish` puts the statement into another one, so that
+    Spark analyses both at once.
     """
     sources = _sources(inputs)
     if isinstance(current, DataFrame):
@@ -168,7 +170,7 @@ def refresh(
         names = [F.col(quoted(c)) for c in (*plan.columns, VIEW_KEY, *(name for name, _ in plan.hidden))]
         rows = next(iter(current.frames.values()))()
         return rows.select(*names, F.lit(OP_UPSERT).cast("tinyint").alias(OP)).limit(0)
-    return _run(spark, plan, sources, current, broadcast=broadcast, finish=finish)
+    return _run(spark, plan, sources, current, broadcast=broadcast, one_task=one_task, finish=finish)
 
 
 def _sources(inputs: Mapping[str, ViewInput | Source]) -> dict[str, Source]:
@@ -191,16 +193,18 @@ def _run(
     current: Source | None,
     *,
     broadcast: bool,
+    one_task: bool = False,
     finish: Callable[[str], str] | None = None,
 ) -> DataFrame:
     shapes = tuple((name, sources[name].text.shape) for name in plan.inputs)
-    key = (plan, shapes, None if current is None else current.text.shape, broadcast)
+    key = (plan, shapes, None if current is None else current.text.shape, broadcast, one_task)
     bound = [sources[name] for name in plan.inputs] + ([] if current is None else [current])
-    with _bound(spark, bound) as run:
+    with _bound(spark, bound, one_task=one_task) as run:
         with _lock:
             text = _texts.get(key)
         if text is None:
-            text = _write(plan, sources, current, run.types, broadcast=broadcast)
+            sql = Sql(run.types, broadcast=broadcast, one_task=one_task)
+            text = _write(sql, plan, sources, current)
             with _lock:
                 _texts[key] = text
                 while len(_texts) > _TEXTS:
@@ -208,15 +212,7 @@ def _run(
         return run(finish(text) if finish else text)
 
 
-def _write(
-    plan: ViewPlan,
-    sources: Mapping[str, Source],
-    current: Source | None,
-    types_of: Callable[[str], Types],
-    *,
-    broadcast: bool,
-) -> str:
-    sql = Sql(types_of, broadcast=broadcast)
+def _write(sql: Sql, plan: ViewPlan, sources: Mapping[str, Source], current: Source | None) -> str:
     found = analysis(plan.sql, {name: sources[name].text.schema for name in sources})
     work = Refresh(sql, plan, found, {name: source.text for name, source in sources.items()})
     return sql.text(work.initial() if current is None else work.changes(current.text))
@@ -231,6 +227,7 @@ class _Binding:
 
     spark: SparkSession
     frames: Frames
+    one_task: bool
     names: dict[str, str] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
 
@@ -244,28 +241,30 @@ class _Binding:
         if name not in self.names:
             frame = self.frames[name]
             if isinstance(frame, Lasting):
-                self.names[name] = _bind_lasting(self.spark, frame)
+                self.names[name] = _bind_lasting(self.spark, frame, self.one_task)
             else:
-                self.names[name] = _bind(frame())
+                self.names[name] = _bind(frame, self.one_task)
                 self.own.append(self.names[name])
         return self.names[name]
 
 
-def _bind(frame: DataFrame) -> str:
+def _bind(make: Callable[[], DataFrame], one_task: bool) -> str:
     name = f"hw_view_{next(_numbers)}"
+    frame = make().coalesce(1) if one_task else make()
     frame.createOrReplaceTempView(name)
     return name
 
 
-def _bind_lasting(spark: SparkSession, frame: Lasting) -> str:
+def _bind_lasting(spark: SparkSession, frame: Lasting, one_task: bool) -> str:
+    key = (frame.key, one_task)
     with _lock:
         scans = _lasting.setdefault(spark, OrderedDict())
-        if frame.key in scans:
-            scans.move_to_end(frame.key)
-            return scans[frame.key]
-    name = _bind(frame())
+        if key in scans:
+            scans.move_to_end(key)
+            return scans[key]
+    name = _bind(frame, one_task)
     with _lock:
-        other = scans.setdefault(frame.key, name)  # somebody else may have been faster
+        other = scans.setdefault(key, name)  # somebody else may have been faster
         unused = [name] if other != name else []
         while len(scans) > _SCANS:
             unused.append(scans.popitem(last=False)[1])
@@ -275,8 +274,9 @@ def _bind_lasting(spark: SparkSession, frame: Lasting) -> str:
 
 
 @contextmanager
-def _bound(spark: SparkSession, sources: Any) -> Iterator[_Binding]:
-    binding = _Binding(spark, {name: frame for source in sources for name, frame in source.frames.items()})
+def _bound(spark: SparkSession, sources: Any, *, one_task: bool = False) -> Iterator[_Binding]:
+    frames = {name: frame for source in sources for name, frame in source.frames.items()}
+    binding = _Binding(spark, frames, one_task)
     try:
         yield binding
     finally:

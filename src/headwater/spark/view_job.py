@@ -29,7 +29,8 @@ from headwater.view.plan import Strategy, ViewPlan
 Inputs = dict[str, tuple[TableState, InputLog]]
 HASH_CELLS: Final = 64  # into which the keys of one vnode are divided to find the one that fails
 QUICK_ROWS: Final = 200_000  # changes that one task aggregates in well under a second
-INTERPRETED_ROWS: Final = 50_000  # so few are through before code for them would be compiled
+# So few rows are through before code for them would be compiled, or tasks for parts of them started.
+TINY_ROWS: Final = 50_000
 TOGETHER: Final = 16  # views in one job: Spark plans a job in one thread, and its plan is held in memory
 
 
@@ -64,12 +65,13 @@ def may_join(view: ViewState, inputs: Inputs) -> bool:
 
 def refresh_together(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> dict[int, list[NewSegment]]:
     """One job for the small refreshes of views that do not read each other; segments by view."""
-    spark = _quick(core, works)
+    tiny = _is_tiny(works)
+    spark = _quick(core, works, tiny=tiny)
     frames = []
     with explained("VIEW_FAILED"):
         for view, inputs in works:
             writer = RowWriter(core.data_dir, view.job.id, view.schema, core.vnode_count, core.sequence.take(1 << 39))
-            frames.append((_change(spark, core, view, inputs), writer))
+            frames.append((_change(spark, core, view, inputs, one_task=tiny), writer))
         return write_rows(frames)
 
 
@@ -77,12 +79,13 @@ def refresh_segments(
     core: Any, view: ViewState, inputs: Inputs, vnodes: tuple[int, int] | None = None
 ) -> list[NewSegment]:
     """Run one refresh by itself; of a rowwise view also with the changes of some vnodes only."""
-    spark = _quick(core, [(view, inputs)]) if is_small(view, inputs) else core.spark
+    works = [(view, inputs)]
+    spark = _quick(core, works, tiny=_is_tiny(works)) if is_small(view, inputs) else core.spark
     finish = partial(
         segment_query, schema=view.schema, vnode_count=core.vnode_count, seq_base=core.sequence.take(1 << 39)
     )
     with explained("VIEW_FAILED"):
-        frame = _change(spark, core, view, inputs, vnodes, finish)
+        frame = _change(spark, core, view, inputs, vnodes, finish=finish)
         return write_sorted(frame, core.data_dir, view.job.id, kind="delta")
 
 
@@ -92,26 +95,33 @@ def _change(
     view: ViewState,
     inputs: Inputs,
     vnodes: tuple[int, int] | None = None,
+    *,
+    one_task: bool = False,
     finish: Callable[[str], str] | None = None,
 ) -> DataFrame:
     def reader(schema: Schema) -> TableReader:
         return TableReader(spark, core.data_dir, schema)
 
     current = segment_source(reader(view.schema), "current", view)
-    return refresh(spark, _plan(view), _sources(reader, as_created(view, inputs), vnodes), current, finish=finish)
+    sources = _sources(reader, as_created(view, inputs), vnodes)
+    return refresh(spark, _plan(view), sources, current, one_task=one_task, finish=finish)
 
 
 def _plan(view: ViewState) -> ViewPlan:
     return ViewPlan.from_dict(view.job.spec["plan"])
 
 
-def _quick(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> SparkSession:
-    # What an aggregate gives is small; touched keys may be many more than the changes.
-    aggregates = all(_plan(view).strategy is Strategy.ALGEBRAIC for view, _ in works)
+def _is_tiny(works: Sequence[tuple[ViewState, Inputs]]) -> bool:
     states = [state for view, inputs in works for state in (view, *(state for state, _ in inputs.values()))]
     there = {state.job.id: sum(s.rows for s in state.segments) for state in states}
-    partitions = 1 if aggregates else max(2, core.slots // 2)
-    return quick_session(core.spark, partitions, interpreted=sum(there.values()) <= INTERPRETED_ROWS)
+    return sum(there.values()) <= TINY_ROWS
+
+
+def _quick(core: Any, works: Sequence[tuple[ViewState, Inputs]], *, tiny: bool) -> SparkSession:
+    # What an aggregate gives is small; touched keys may be many more than the changes.
+    aggregates = all(_plan(view).strategy is Strategy.ALGEBRAIC for view, _ in works)
+    partitions = 1 if aggregates or tiny else max(2, core.slots // 2)
+    return quick_session(core.spark, partitions, interpreted=tiny)
 
 
 def failing_key(core: Any, view: ViewState, inputs: Inputs) -> str | None:

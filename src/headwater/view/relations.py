@@ -53,11 +53,15 @@ class Rel:
 
 
 class Sql:
-    """The pieces of one statement."""
+    """The pieces of one statement.
 
-    def __init__(self, types_of: Callable[[str], Types], *, broadcast: bool = True) -> None:
+    `one_task` says that all rows are in one partition and shall stay there: nothing is sent anywhere.
+    """
+
+    def __init__(self, types_of: Callable[[str], Types], *, broadcast: bool = True, one_task: bool = False) -> None:
         self._types_of = types_of
-        self._broadcast = broadcast
+        self._broadcast = broadcast and not one_task
+        self._one_task = one_task
         self._names: dict[str, str] = {}  # text -> name
         self._selects: dict[str, tuple[Rel, Mapping[str, str]]] = {}  # name -> what it selects from what
         self._types: dict[str, Types] = {}
@@ -129,7 +133,10 @@ class Sql:
             else f"SELECT {names} FROM {part.name}"
             for part in parts
         ]
-        return self.add(" UNION ALL ".join(selects), first.columns)
+        text = " UNION ALL ".join(selects)
+        if self._one_task:
+            text = f"SELECT /*+ COALESCE(1) */ * FROM ({text})"
+        return self.add(text, first.columns)
 
     def set_operation(self, left: Rel, right: Rel, operator: str) -> Rel:
         names = ", ".join(map(quoted, left.columns))
