@@ -5,6 +5,7 @@
     a value or row that the stream left out and that we do not have               ─► copy
     the table was taken out of the publication, and perhaps put in again          ─► copy: meanwhile nothing was sent
     the publication's options were changed (`publish = 'insert'`)                 ─► the same
+    another table has the captured one's name now                                 ─► copy of that one
 
 `runtime/shape.py` says which columns a table gets, `backfill.py` makes the copy. A whole stream that is lost is
 `SourceRuntime.heal`.
@@ -17,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
+from headwater.runtime import source_setup as setup
 from headwater.storage.checkpoint import Contribution
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class Healing:
         self._reshaped: dict[int, str] = {}
         self._suspects: dict[int, HeadwaterError] = {}
         self._not_before: dict[int, float] = {}
+        self._names_at: dict[int, float] = {}
+        self._renamed: dict[int, str] = {}
 
     # -- what was found ---------------------------------------------------------------------------------------------
 
@@ -74,6 +78,7 @@ class Healing:
         for source in sources:
             if source.reader is None or source.failed or source.healing:
                 continue
+            await self._check_names(source)
             for table in list(source.tables.values()):
                 if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
                     await self._guarded(table)
@@ -139,6 +144,48 @@ class Healing:
         await self._stop(table, error, retrying=True)
         self._lost.add(table.table_id)
         self._not_before.pop(table.table_id, None)
+
+    async def _check_names(self, source: SourceRuntime) -> None:
+        """The tables still have their names, once per heartbeat: the stream goes by numbers and does not say so.
+
+        An entry of its own in the publication goes with a table; one for all tables, or for a schema, does not.
+        """
+        tables = [t for t in source.tables.values() if not t.failed and not t.replacing]
+        if not tables or time.monotonic() < self._names_at.get(source.job_id, 0.0):
+            return
+        self._names_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
+        wanted = [(t.oid, *t.captured["external"]) for t in tables]
+        try:
+            found = await asyncio.to_thread(setup.names_now, source.config, wanted)
+        except HeadwaterError:
+            return  # the reader says what is wrong
+        for table, (oid, name_now) in zip(tables, found, strict=True):
+            if table.table_id in source.tables and not table.failed and not table.replacing:
+                await self._named(table, oid, name_now)
+
+    async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
+        """`oid`: of the table that has the captured name; `name_now`: of the table that we follow."""
+        external = ".".join(table.captured["external"])
+        if oid == table.oid:
+            self._renamed.pop(table.table_id, None)
+        elif oid is not None or name_now is None:
+            error = SourceError(
+                "SOURCE_TABLE_REPLACED",
+                f"{external} is not the table that was captured: it was dropped or renamed"
+                + (", and another one has its name" if oid else ""),
+                hint="the one of that name is copied anew" if oid else f"make it again, then RESYNC {table.name}",
+            )
+            await self._stop(table, error, retrying=oid is not None)
+            if oid is not None:
+                self._lost.add(table.table_id)
+        elif self._renamed.get(table.table_id) != name_now:
+            self._renamed[table.table_id] = name_now
+            notice = SourceError(
+                "SOURCE_TABLE_RENAMED",
+                f"the source's table {external} is called {name_now} now, and is followed on",
+                hint=f"DROP and CREATE {table.name} FROM its new name: under the old one it cannot be read anew",
+            )
+            self.core.record_error(table.table_id, table.name, notice, retrying=False)
 
     async def _stop(self, table: TableBackfill, error: HeadwaterError, *, retrying: bool = False) -> None:
         contribution = Contribution()
