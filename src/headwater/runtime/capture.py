@@ -80,11 +80,12 @@ class Capture:
             for source_id, source in list(self.sources.items()):
                 error = source.error
                 text = str(error) if error else ""
+                heals = source.failed and error is not None and error.code in STREAM_LOST
                 if error is not None and shown.get(source_id) != text:
-                    self.core.record_error(source_id, source.name, error, retrying=not source.failed)
+                    self.core.record_error(source_id, source.name, error, retrying=heals or not source.failed)
                 shown[source_id] = text
                 self.core.counters.source_lag(source.name, source.lag_bytes())
-                if source.failed and error is not None and error.code in STREAM_LOST:
+                if heals:
                     await source.heal()
             await self.healing.look(list(self.sources.values()))
 
