@@ -60,6 +60,7 @@ class Capture:
         for source in self.sources.values():
             source.load()
             await source.start_reader()
+        self.healing.recall(list(self.sources.values()))
         self.core.background(self._watch())
 
     async def stop(self) -> None:
@@ -221,7 +222,9 @@ class Capture:
             source.committed(epoch, contribution)
 
     def goals(self) -> dict[int, int] | None:
-        """What the sources have committed by now, by their ids; None while one is not heard of."""
+        """What the sources have committed by now, by their ids; None while one is not heard of, or heals."""
+        if not all(self.healing.quiet(source) for source in self.sources.values()):
+            return None
         found = {source_id: source.goal() for source_id, source in self.sources.items()}
         known = {source_id: goal for source_id, goal in found.items() if goal is not None}
         return known if len(known) == len(found) else None

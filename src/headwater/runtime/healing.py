@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
 from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
@@ -52,6 +53,24 @@ class Healing:
         self._not_before: dict[int, float] = {}
         self._names_at: dict[int, float] = {}
         self._renamed: dict[int, str] = {}
+        self._looked: set[int] = set()
+
+    def recall(self, sources: list[SourceRuntime]) -> None:
+        """At a start: tables that failed with something that heals, and whose new copy was not begun any more."""
+        newest = {e["job_id"]: e for e in self.core.meta.error_rows()}
+        for source in sources:
+            for table in source.tables.values():
+                found = newest.get(table.table_id)
+                if table.failed and found is not None:
+                    self.table_failed(table.table_id, SourceError(found["code"], found["message"], hint=found["hint"]))
+
+    def heals(self, table_id: int) -> bool:
+        """A new copy of the table is about to begin, or it is about to be found that none helps."""
+        return table_id in self._lost or table_id in self._suspects or table_id in self._reshaped
+
+    def quiet(self, source: SourceRuntime) -> bool:
+        """The source was looked at since its reader is there, and nothing waits to be healed."""
+        return source.job_id in self._looked and not any(self.heals(t) for t in source.tables)
 
     # -- what was found ---------------------------------------------------------------------------------------------
 
@@ -81,11 +100,13 @@ class Healing:
             await self._check_names(source)
             for table in list(source.tables.values()):
                 if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
-                    await self._guarded(table)
+                    await self._guarded(table, self._heal(table))
+            if source.reader is not None and source.reader.knows_publication:
+                self._looked.add(source.job_id)
 
-    async def _guarded(self, table: TableBackfill) -> None:
+    async def _guarded(self, table: TableBackfill, work: Awaitable[None]) -> None:
         try:
-            await self._heal(table)
+            await work
         except TransientError as error:
             self._later(table)
             self.core.record_error(table.table_id, table.name, error, retrying=True)
@@ -133,17 +154,16 @@ class Healing:
         if reader.membership(int(entered["oid"]), int(entered["schema_oid"] or 0)) == entered["membership"]:
             return
         # The reader looks once per heartbeat: it may not know of our own entry yet.
-        self._later(table)
         if await asyncio.to_thread(table.present_membership) == entered["membership"]:
+            self._later(table)
             return
         error = SourceError(
             "SOURCE_TABLE_UNPUBLISHED",
             f"publication {table.source.config.publication} was changed, or table {table.name} taken out of it",
             hint="changes made meanwhile were not sent; it is published again if we may, and copied anew",
         )
-        await self._stop(table, error, retrying=True)
-        self._lost.add(table.table_id)
-        self._not_before.pop(table.table_id, None)
+        await table.copy_anew(follow=False, notice=error)
+        self._later(table)
 
     async def _check_names(self, source: SourceRuntime) -> None:
         """The tables still have their names, once per heartbeat: the stream goes by numbers and does not say so.
@@ -161,7 +181,7 @@ class Healing:
             return  # the reader says what is wrong
         for table, (oid, name_now) in zip(tables, found, strict=True):
             if table.table_id in source.tables and not table.failed and not table.replacing:
-                await self._named(table, oid, name_now)
+                await self._guarded(table, self._named(table, oid, name_now))
 
     async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
         """`oid`: of the table that has the captured name; `name_now`: of the table that we follow."""
@@ -175,9 +195,10 @@ class Healing:
                 + (", and another one has its name" if oid else ""),
                 hint="the one of that name is copied anew" if oid else f"make it again, then RESYNC {table.name}",
             )
-            await self._stop(table, error, retrying=oid is not None)
             if oid is not None:
-                self._lost.add(table.table_id)
+                await table.copy_anew(follow=False, notice=error)
+            else:
+                await self._stop(table, error)
         elif self._renamed.get(table.table_id) != name_now:
             self._renamed[table.table_id] = name_now
             notice = SourceError(
