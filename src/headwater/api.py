@@ -144,6 +144,14 @@ class Engine:
 
         return bool(self.call(read()))
 
+    def given_up(self) -> bool:
+        """Whether a job has failed that will not go on by itself."""
+
+        async def read() -> bool:
+            return self.core.given_up()
+
+        return bool(self.call(read()))
+
     def status(self) -> dict[str, Any]:
         async def read() -> dict[str, Any]:
             return self.core.status()

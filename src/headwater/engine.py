@@ -361,6 +361,10 @@ class EngineCore:
         self._goals, self._goal_epoch = None, 0
         return True
 
+    def given_up(self) -> bool:
+        """A job has failed, and will not go on by itself."""
+        return any(j.state == "failed" and not self.capture.healing.heals(j.id) for j in self.registry.by_id.values())
+
     # -- HTTP backend -----------------------------------------------------------------------------------------------
 
     async def sql(self, statement: str) -> Any:

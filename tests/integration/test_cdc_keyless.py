@@ -8,6 +8,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -164,6 +165,18 @@ def test_views_and_verify_over_a_table_without_a_key_count_equal_rows(world: Wor
     world.sql("TRUNCATE pile")
     world.assert_equal("pile", "pile")
     assert world.rows("heap") == []
+
+
+def test_two_repairs_at_once_put_missing_rows_in_once(world: World) -> None:
+    world.sql("CREATE TABLE worn (a int, b text); ALTER TABLE worn REPLICA IDENTITY FULL")
+    world.sql("INSERT INTO worn SELECT i % 3, 'x' FROM generate_series(1, 30) i")
+    world.capture("public.worn", "worn")
+    world.live("worn")
+    world.sql("ALTER TABLE worn ALTER a TYPE int USING a + 10")  # leaves no trace in the stream
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: world.engine.execute("VERIFY worn REPAIR")[0], range(2)))
+    assert sorted(bool(r["repaired"]) for result in found if result is not None for r in result.rows) == [False, True]
+    world.assert_equal("worn", "worn")
 
 
 def test_a_table_without_key_or_identity_is_refused_with_the_statement_to_type(world: World) -> None:

@@ -131,10 +131,36 @@ def test_tables_are_added_dropped_and_resynced_while_others_run(world: World) ->
     world.live("comes", "stays")
     world.assert_equal("comes", "comes")
     world.engine.execute("RESYNC stays")
+    job = next(j["id"] for j in world.engine.status()["jobs"] if j["name"] == "stays")
+    with pytest.raises(UsageError) as caught:  # it would be dropped, with its rows
+        world.engine.execute(f"CANCEL JOBS {job}")
+    assert caught.value.code == "NOT_CREATING"
     world.sql("DELETE FROM stays WHERE id < 100; INSERT INTO comes VALUES (1001, 3)")
     world.live("stays")
     world.assert_equal("stays", "stays")
     world.assert_equal("comes", "comes")
+
+
+def test_what_needs_a_captured_or_a_running_table_is_refused_at_once(world: World) -> None:
+    world.engine.execute("CREATE TABLE plain (id INT PRIMARY KEY)")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute("ALTER TABLE plain SET BACKFILL_RATE_LIMIT = 5")
+    assert caught.value.code == "NOT_CAPTURED"
+    world.sql("CREATE TABLE halted (id int PRIMARY KEY); INSERT INTO halted VALUES (1)")
+    world.capture("public.halted", "halted")
+    world.live("halted")
+    world.engine.execute("PAUSE")
+    try:
+        with pytest.raises(UsageError) as caught:  # no epoch would reach the position of the comparison
+            world.engine.execute("VERIFY halted")
+    finally:
+        world.engine.execute("RESUME")
+    assert caught.value.code == "PAUSED"
+    world.sql("DROP TABLE halted")
+    world.until(lambda: world.state("halted") == "failed")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute("VERIFY halted REPAIR")
+    assert caught.value.code == "VERIFY_FAILED"
 
 
 def test_partitions_are_captured_through_their_root(world: World) -> None:
@@ -171,7 +197,16 @@ def test_a_subset_of_the_columns_and_only_changes(world: World) -> None:
 def test_what_cannot_be_captured_is_refused_before_anything_is_made(world: World, tmp_path: Path) -> None:
     world.sql('CREATE TABLE twins (id int PRIMARY KEY, "ID" int); CREATE TABLE lists (k int[] PRIMARY KEY)')
     world.sql("CREATE TABLE nothing (); ALTER TABLE nothing REPLICA IDENTITY FULL")
-    for table, code in (("twins", "DUPLICATE_COLUMN"), ("lists", "KEY_TYPE"), ("nothing", "SOURCE_NOT_A_TABLE")):
+    world.sql("CREATE UNLOGGED TABLE loose (id int PRIMARY KEY)")
+    world.sql("CREATE TABLE halved (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    world.sql("CREATE UNLOGGED TABLE halved_1 PARTITION OF halved FOR VALUES FROM (0) TO (9)")
+    for table, code in (
+        ("twins", "DUPLICATE_COLUMN"),
+        ("lists", "KEY_TYPE"),
+        ("nothing", "SOURCE_NOT_A_TABLE"),
+        ("loose", "SOURCE_TABLE_NOT_LOGGED"),
+        ("halved", "SOURCE_TABLE_NOT_LOGGED"),
+    ):
         with pytest.raises(UsageError) as caught:
             world.capture(f"public.{table}", table)
         assert caught.value.code == code

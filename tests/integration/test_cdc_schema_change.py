@@ -195,6 +195,25 @@ def test_a_publication_that_left_out_updates_for_a_while_is_noticed_and_its_tabl
     healed(world, "partly")
 
 
+def test_a_table_made_again_in_a_published_schema_is_copied_anew_and_a_renamed_one_followed(world: World) -> None:
+    make_it = "CREATE TABLE apart.twice (id int PRIMARY KEY, v int); INSERT INTO apart.twice VALUES (1, {})"
+    world.sql("CREATE SCHEMA apart; ALTER PUBLICATION headwater ADD TABLES IN SCHEMA apart")
+    world.sql(make_it.format(1))
+    world.capture("apart.twice", "twice")
+    world.live("twice")
+    world.sql("DROP TABLE apart.twice")
+    world.sql(make_it.format(2))
+    world.until(lambda: world.rows("twice") == [(1, 2)])
+    assert "SOURCE_TABLE_REPLACED" in [e["code"] for e in world.engine.status()["errors"]]
+    world.live("twice")
+    world.sql("ALTER TABLE apart.twice RENAME TO once; UPDATE apart.once SET v = 3")
+    world.until(lambda: "SOURCE_TABLE_RENAMED" in [e["code"] for e in world.engine.status()["errors"]])
+    world.assert_equal("apart.once", "twice")
+    world.sql(make_it.format(4))
+    world.until(lambda: world.rows("twice") == [(1, 4)])
+    world.live("twice")
+
+
 @pytest.mark.slow
 def test_a_publication_that_was_dropped_is_made_again_and_every_table_copied_anew(world: World) -> None:
     make(world, "published")

@@ -206,7 +206,7 @@ def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> boo
             reporter.show(status)
             if until_caught_up and engine.caught_up():
                 return True
-            if until_caught_up and any(j["state"] == "failed" for j in status["jobs"]):
+            if until_caught_up and engine.given_up():
                 return False
     return False
 

@@ -55,6 +55,7 @@ class TableBackfill(CapturedJob):
         self.info: Any = None
         self.prepared: Prepared | None = None  # waits for the next barrier
         self._applied: Prepared | None = None  # a barrier has it, and is perhaps not committed yet
+        self.repairing = asyncio.Lock()  # two differences of one table would each miss what the other does
         self._dirty: list[SplitRow] = []
         self._changing = threading.Lock()  # reads are noted in one thread, a barrier looks in another
         self._totals: dict[str, int] = {}
@@ -197,7 +198,7 @@ class TableBackfill(CapturedJob):
         self.kind, self.estimate, self.cursor = kind, estimate, cursor
         self.splits = {r.split_id: SplitInfo(r, SplitState(r.state)) for r in rows}
         self.planned = True
-        self.report(phase="backfill")
+        self.report()
 
     def read_tasks(self, rows: list[SplitRow], snapshot: SharedSnapshot) -> list[Any]:
         """The tasks that read these splits; asks the source for the table's description if need be."""

@@ -60,6 +60,7 @@ class Capture:
         for source in self.sources.values():
             source.load()
             await source.start_reader()
+        self.healing.recall(list(self.sources.values()))
         self.core.background(self._watch())
 
     async def stop(self) -> None:
@@ -80,11 +81,12 @@ class Capture:
             for source_id, source in list(self.sources.items()):
                 error = source.error
                 text = str(error) if error else ""
+                heals = source.failed and error is not None and error.code in STREAM_LOST
                 if error is not None and shown.get(source_id) != text:
-                    self.core.record_error(source_id, source.name, error, retrying=not source.failed)
+                    self.core.record_error(source_id, source.name, error, retrying=heals or not source.failed)
                 shown[source_id] = text
                 self.core.counters.source_lag(source.name, source.lag_bytes())
-                if source.failed and error is not None and error.code in STREAM_LOST:
+                if heals:
                     await source.heal()
             await self.healing.look(list(self.sources.values()))
 
@@ -220,7 +222,9 @@ class Capture:
             source.committed(epoch, contribution)
 
     def goals(self) -> dict[int, int] | None:
-        """What the sources have committed by now, by their ids; None while one is not heard of."""
+        """What the sources have committed by now, by their ids; None while one is not heard of, or heals."""
+        if not all(self.healing.quiet(source) for source in self.sources.values()):
+            return None
         found = {source_id: source.goal() for source_id, source in self.sources.items()}
         known = {source_id: goal for source_id, goal in found.items() if goal is not None}
         return known if len(known) == len(found) else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headwater.config import PARAMETERS, suggestion
 from headwater.errors import UsageError
 from headwater.model.barrier import Mutation, MutationKind
+from headwater.model.epoch import MAX_EPOCH
 from headwater.model.schema import Column, keyed, quoted
 from headwater.runtime.queries import Result
 from headwater.runtime.registry import schema_of
@@ -216,6 +217,9 @@ class Commands:
                     raise UsageError("UNKNOWN_JOB", f"there is no job {job_id}", hint="SHOW JOBS lists them")
                 if job.state != "creating":
                     raise UsageError("NOT_CREATING", f"{job.kind} {job.name} is not being created", hint="DROP it")
+                if job.live_epoch < MAX_EPOCH:  # a resync: to cancel is to drop, and the table with its rows is wanted
+                    what = f"{job.kind} {job.name} is there already, and is only copied anew"
+                    raise UsageError("NOT_CREATING", what, hint="wait until it is live, or DROP it")
                 await self.drop(job, cascade=False)
 
     async def _alter_job(self, statement: s.AlterJob) -> None:
@@ -224,6 +228,12 @@ class Commands:
         if statement.property not in known:
             raise UsageError(
                 "UNKNOWN_PROPERTY", f"{job.kind} has no property {statement.property}", hint=suggestion("", known)
+            )
+        if job.kind == "table" and not job.spec.get("captured"):
+            raise UsageError(
+                "NOT_CAPTURED",
+                f"table {job.name} is not captured from a source: nothing of it is copied",
+                hint=f"{statement.property} is for tables FROM a source, and for views",
             )
         value = _limit(statement.property, statement.value)
         settings = dict(job.spec.get("settings", {}))

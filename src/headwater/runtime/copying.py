@@ -249,7 +249,7 @@ async def run_reads(core: Any, table_id: int, tasks: list[Any], *, at_once: int 
     count = min(len(tasks), at_once or len(tasks))
     groups = [tasks[i::count] for i in range(count)]
     async with core.capture.reads.take(count):
-        results: list[dict[str, Any]] = await core.jobs.run("backfill", f"backfill-{table_id}", work)
+        results: list[dict[str, Any]] = await core.jobs.run("backfill", "backfill", work, subject=table_id)
     for result in results:
         if "error" in result:
             raise _as_error(result)

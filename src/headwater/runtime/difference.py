@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.errors import DefiniteError, TransientError
+from headwater.errors import DefiniteError, TransientError, UsageError
 from headwater.runtime.splits import CapturedState, Prepared
 from headwater.storage.checkpoint import NewSegment
 
@@ -124,13 +124,19 @@ async def standing(table: TableBackfill, high: int, *, wanted: bool = True) -> A
         source.frozen -= 1
 
 
-async def handed_over(table: TableBackfill, prepared: Prepared) -> None:
-    """Give a difference to the next barrier, and wait until it is committed."""
+async def handed_over(table: TableBackfill, prepared: Prepared, *, repair: bool = False) -> None:
+    """Give a difference to the next barrier, and wait until it is committed.
+
+    A table that fails, or is dropped, takes none. The copy of a resync is ended then by whoever does that; a repair
+    has nobody to end it.
+    """
     table.prepared = prepared
     while prepared.applied == 0 or table.core.meta.committed_epoch() < prepared.applied:
         await asyncio.sleep(POLL_S)
         if prepared.lost:
             raise TransientError("RESYNC_FAILED", f"the new rows of {table.name} were dropped by a recovery")
+        if repair and (table.table_id not in table.core.registry.by_id or table.failed):
+            raise UsageError("RESYNC_FAILED", f"table {table.name} was dropped, or failed, before it had the new rows")
 
 
 async def prepare(

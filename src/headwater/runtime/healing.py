@@ -5,6 +5,7 @@
     a value or row that the stream left out and that we do not have               ─► copy
     the table was taken out of the publication, and perhaps put in again          ─► copy: meanwhile nothing was sent
     the publication's options were changed (`publish = 'insert'`)                 ─► the same
+    another table has the captured one's name now                                 ─► copy of that one
 
 `runtime/shape.py` says which columns a table gets, `backfill.py` makes the copy. A whole stream that is lost is
 `SourceRuntime.heal`.
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
 from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
+from headwater.runtime import source_setup as setup
 from headwater.storage.checkpoint import Contribution
 
 if TYPE_CHECKING:
@@ -48,6 +51,26 @@ class Healing:
         self._reshaped: dict[int, str] = {}
         self._suspects: dict[int, HeadwaterError] = {}
         self._not_before: dict[int, float] = {}
+        self._names_at: dict[int, float] = {}
+        self._renamed: dict[int, str] = {}
+        self._looked: set[int] = set()
+
+    def recall(self, sources: list[SourceRuntime]) -> None:
+        """At a start: tables that failed with something that heals, and whose new copy was not begun any more."""
+        newest = {e["job_id"]: e for e in self.core.meta.error_rows()}
+        for source in sources:
+            for table in source.tables.values():
+                found = newest.get(table.table_id)
+                if table.failed and found is not None:
+                    self.table_failed(table.table_id, SourceError(found["code"], found["message"], hint=found["hint"]))
+
+    def heals(self, table_id: int) -> bool:
+        """A new copy of the table is about to begin, or it is about to be found that none helps."""
+        return table_id in self._lost or table_id in self._suspects or table_id in self._reshaped
+
+    def quiet(self, source: SourceRuntime) -> bool:
+        """The source was looked at since its reader is there, and nothing waits to be healed."""
+        return source.job_id in self._looked and not any(self.heals(t) for t in source.tables)
 
     # -- what was found ---------------------------------------------------------------------------------------------
 
@@ -74,13 +97,16 @@ class Healing:
         for source in sources:
             if source.reader is None or source.failed or source.healing:
                 continue
+            await self._check_names(source)
             for table in list(source.tables.values()):
                 if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
-                    await self._guarded(table)
+                    await self._guarded(table, self._heal(table))
+            if source.reader is not None and source.reader.knows_publication:
+                self._looked.add(source.job_id)
 
-    async def _guarded(self, table: TableBackfill) -> None:
+    async def _guarded(self, table: TableBackfill, work: Awaitable[None]) -> None:
         try:
-            await self._heal(table)
+            await work
         except TransientError as error:
             self._later(table)
             self.core.record_error(table.table_id, table.name, error, retrying=True)
@@ -128,17 +154,59 @@ class Healing:
         if reader.membership(int(entered["oid"]), int(entered["schema_oid"] or 0)) == entered["membership"]:
             return
         # The reader looks once per heartbeat: it may not know of our own entry yet.
-        self._later(table)
         if await asyncio.to_thread(table.present_membership) == entered["membership"]:
+            self._later(table)
             return
         error = SourceError(
             "SOURCE_TABLE_UNPUBLISHED",
             f"publication {table.source.config.publication} was changed, or table {table.name} taken out of it",
             hint="changes made meanwhile were not sent; it is published again if we may, and copied anew",
         )
-        await self._stop(table, error, retrying=True)
-        self._lost.add(table.table_id)
-        self._not_before.pop(table.table_id, None)
+        await table.copy_anew(follow=False, notice=error)
+        self._later(table)
+
+    async def _check_names(self, source: SourceRuntime) -> None:
+        """The tables still have their names, once per heartbeat: the stream goes by numbers and does not say so.
+
+        An entry of its own in the publication goes with a table; one for all tables, or for a schema, does not.
+        """
+        tables = [t for t in source.tables.values() if not t.failed and not t.replacing]
+        if not tables or time.monotonic() < self._names_at.get(source.job_id, 0.0):
+            return
+        self._names_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
+        wanted = [(t.oid, *t.captured["external"]) for t in tables]
+        try:
+            found = await asyncio.to_thread(setup.names_now, source.config, wanted)
+        except HeadwaterError:
+            return  # the reader says what is wrong
+        for table, (oid, name_now) in zip(tables, found, strict=True):
+            if table.table_id in source.tables and not table.failed and not table.replacing:
+                await self._guarded(table, self._named(table, oid, name_now))
+
+    async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
+        """`oid`: of the table that has the captured name; `name_now`: of the table that we follow."""
+        external = ".".join(table.captured["external"])
+        if oid == table.oid:
+            self._renamed.pop(table.table_id, None)
+        elif oid is not None or name_now is None:
+            error = SourceError(
+                "SOURCE_TABLE_REPLACED",
+                f"{external} is not the table that was captured: it was dropped or renamed"
+                + (", and another one has its name" if oid else ""),
+                hint="the one of that name is copied anew" if oid else f"make it again, then RESYNC {table.name}",
+            )
+            if oid is not None:
+                await table.copy_anew(follow=False, notice=error)
+            else:
+                await self._stop(table, error)
+        elif self._renamed.get(table.table_id) != name_now:
+            self._renamed[table.table_id] = name_now
+            notice = SourceError(
+                "SOURCE_TABLE_RENAMED",
+                f"the source's table {external} is called {name_now} now, and is followed on",
+                hint=f"DROP and CREATE {table.name} FROM its new name: under the old one it cannot be read anew",
+            )
+            self.core.record_error(table.table_id, table.name, notice, retrying=False)
 
     async def _stop(self, table: TableBackfill, error: HeadwaterError, *, retrying: bool = False) -> None:
         contribution = Contribution()

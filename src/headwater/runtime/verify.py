@@ -52,8 +52,25 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
         copied = table.captured.get("snapshot", True)
         hint = "wait for its copy" if copied else "it was created with snapshot='false': only later changes are in it"
         raise UsageError("NOTHING_TO_VERIFY", f"nothing of table {job.name} is handed over", hint=hint)
-    if repair and table.unfinished:
+    if core.paused:  # the position of no epoch would reach that of the reads
+        raise UsageError(
+            "PAUSED", f"the engine is paused, and {table.name} cannot be compared meanwhile", hint="RESUME first"
+        )
+    if not repair:
+        return await _verify(core, table, splits, repair=False)
+    if table.failed:
+        raise UsageError(
+            "VERIFY_FAILED", f"table {table.name} has failed and takes no rows", hint=f"RESYNC {table.name}"
+        )
+    if table.unfinished:
         raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied", hint="wait until it is live")
+    async with table.repairing:
+        return await _verify(core, table, splits, repair=True)
+
+
+async def _verify(
+    core: EngineCore, table: TableBackfill, splits: list[SplitRow], *, repair: bool
+) -> list[dict[str, Any]]:
     copy = _Copy()
     with table.source.holding() as floor:
         try:
@@ -83,7 +100,7 @@ async def _repair(
     only = in_splits(table.schema.key, keys, bounds, wrong) if bounds else None
     prepared = await prepare(table, epoch, position, copy.segments, only)
     prepared.copy = ()  # the files are the caller's to delete
-    await handed_over(table, prepared)
+    await handed_over(table, prepared, repair=True)
     for i in wrong:
         rows[i]["repaired"] = True
 

@@ -27,12 +27,14 @@ class JobRunner:
         self._threads = {name: ThreadPoolExecutor(size, thread_name_prefix=name) for name, size in POOLS.items()}
         self._running: set[str] = set()
 
-    async def run(self, pool: str, stage: str, work: Callable[[], T]) -> T:
+    async def run(self, pool: str, stage: str, work: Callable[[], T], *, subject: int | None = None) -> T:
+        """`subject`: whose work it is, for `cancel`; not counted apart, or every table would be a metric of its own."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads[pool], self.run_blocking, pool, stage, work)
+        return await loop.run_in_executor(self._threads[pool], self.run_blocking, pool, stage, work, subject)
 
-    def run_blocking(self, pool: str, stage: str, work: Callable[[], T]) -> T:
-        group = f"headwater-{stage}-{next(self._ids)}"
+    def run_blocking(self, pool: str, stage: str, work: Callable[[], T], subject: int | None = None) -> T:
+        of = "" if subject is None else f"{subject}-"
+        group = f"headwater-{stage}-{of}{next(self._ids)}"
         context = self._context()
         if context is not None:
             context.setJobGroup(group, stage, interruptOnCancel=True)
@@ -58,7 +60,7 @@ class JobRunner:
             return 0
 
     def cancel(self, prefix: str) -> None:
-        """Cancel what runs for a stage."""
+        """Cancel what runs for a stage, or for one subject of it (`stage-subject-`)."""
         context = self._context()
         for group in list(self._running):
             if context is not None and group.startswith(f"headwater-{prefix}"):

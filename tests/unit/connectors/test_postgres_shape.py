@@ -24,7 +24,7 @@ NEW = PgColumn("c", 4, 25, type_name="text")
 def info(*columns: PgColumn, key: tuple[str, ...] = ("id",)) -> TableInfo:
     return TableInfo(
         schema="public", name="t", oid=5, schema_oid=1, relkind="r", columns=columns, key=key, replica_identity="d",
-        identity_columns=key, rows=1, pages=1, largest_pages=1, size_bytes=1, ordered_key=True, persistent=True,
+        identity_columns=key, rows=1, pages=1, largest_pages=1, size_bytes=1, ordered_key=True,
         row_security=False, owner="me",
     )  # fmt: skip
 

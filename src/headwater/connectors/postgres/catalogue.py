@@ -28,7 +28,7 @@ _ENCODINGS: Final = frozenset({"UTF8", "LATIN1", "SQL_ASCII"})
 
 _TABLE_QUERY: Final = """
 SELECT c.oid::int8 AS oid, n.oid::int8 AS schema_oid, n.nspname::text AS schema, c.relname::text AS name,
-       c.relkind::text AS relkind, c.relpersistence::text AS persistence, c.relreplident::text AS replica_identity,
+       c.relkind::text AS relkind, c.relreplident::text AS replica_identity,
        c.reltuples::float8 AS reltuples, c.relpages::int8 AS relpages, c.relrowsecurity AS row_security,
        pg_get_userbyid(c.relowner)::text AS owner, pg_encoding_to_char(d.encoding)::text AS encoding,
        current_setting('block_size')::int AS block_size
@@ -50,7 +50,8 @@ _SIZE_QUERY: Final = """
 SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::float8 AS tuples, coalesce(sum(c.relpages), 0)::int8 AS pages,
        coalesce(sum(pg_relation_size(c.oid)), 0)::int8 AS heap_bytes, coalesce(max(pg_relation_size(c.oid)), 0)::int8
            AS largest_bytes, coalesce(sum(pg_table_size(c.oid)), 0)::int8 AS total_bytes,
-       coalesce(bool_and(c.reltuples >= 0), false) AS analysed
+       coalesce(bool_and(c.reltuples >= 0), false) AS analysed,
+       min(c.oid::regclass::text) FILTER (WHERE c.relpersistence <> 'p') AS not_logged
   FROM pg_class c
  WHERE c.oid = %(oid)s AND c.relkind <> 'p'
     OR c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s::oid::regclass) WHERE isleaf)
@@ -86,7 +87,6 @@ class TableInfo:
     largest_pages: int
     size_bytes: int
     ordered_key: bool
-    persistent: bool
     row_security: bool
     owner: str
 
@@ -149,7 +149,7 @@ def list_tables(conn: Connection, schema: str | None = None) -> list[tuple[str, 
 
 
 def describe(conn: Connection, schema: str, name: str) -> TableInfo:
-    """Everything about one table; UsageError if there is none of that name or it is not a table."""
+    """Everything about one table; UsageError if there is none of that name, or it is none that can be followed."""
     with translated(f"describing {schema}.{name}"), conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(_TABLE_QUERY, (schema, name)).fetchone()
         if row is None:
@@ -164,6 +164,12 @@ def describe(conn: Connection, schema: str, name: str) -> TableInfo:
         columns = pg_columns(cursor.execute(COLUMNS_QUERY.encode(), (str(row["oid"]),)).fetchall())
         size = cursor.execute(_SIZE_QUERY, {"oid": row["oid"]}).fetchone() or {}
         indexes = cursor.execute(_INDEX_QUERY, (row["oid"],)).fetchall()
+    if size.get("not_logged"):
+        raise UsageError(
+            "SOURCE_TABLE_NOT_LOGGED",
+            f"table {size['not_logged']} is unlogged or temporary: the server does not write its changes to its log",
+            hint=f"run on the source: ALTER TABLE {size['not_logged']} SET LOGGED",
+        )
     return _table_info(row, columns, size, indexes)
 
 
@@ -198,7 +204,6 @@ def _table_info(
         largest_pages=-(-size["largest_bytes"] // row["block_size"]),
         size_bytes=size["total_bytes"],
         ordered_key=bool(key) and all(has_known_order(by_name[k], row["encoding"]) for k in key),
-        persistent=row["persistence"] == "p",
         row_security=row["row_security"],
         owner=row["owner"],
     )

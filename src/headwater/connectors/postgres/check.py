@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import sql
@@ -18,6 +18,7 @@ from headwater.connectors.postgres.client import PostgresConfig, connect, transl
 from headwater.errors import HeadwaterError, UsageError
 
 Connection = psycopg.Connection[Any]
+RUN: Final = "run on the source: "  # how the hint of an error begins that is a statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ def _table(conn: Connection, config: PostgresConfig, name: str, publication: dic
     try:
         table = describe(conn, *split_name(name, config.schema))
     except UsageError as error:
-        return [Finding(False, error.message)]
+        fix = error.hint.removeprefix(RUN) + ";" if error.hint.startswith(RUN) else ""
+        return [Finding(False, error.message, fix)]
     return [
         _select(conn, config, table),
         _identity(conn, table),

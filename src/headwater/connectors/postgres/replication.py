@@ -45,6 +45,7 @@ _HEADER: Final = 25  # of an XLogData message: 'w', start, end, time
 # all other cases it asks at most twice per wal_sender_timeout.
 SHUTDOWN_REQUESTS: Final = 10
 SHUTDOWN_WINDOW_S: Final = 3.0
+ANEW: Final = "all tables of the source are copied anew by themselves"  # what the engine does (`SourceRuntime.heal`)
 
 
 class Place(Enum):
@@ -225,7 +226,7 @@ def result_error(result: pq.abc.PGresult | None, conn: pq.abc.PGconn) -> Headwat
     state = _field(result, pq.DiagnosticField.SQLSTATE)
     message = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "the server closed the connection"
     if "publication" in message and state == "42704":
-        return SourceError("SOURCE_PUBLICATION_LOST", message, hint="create the publication again, then resync")
+        return SourceError("SOURCE_PUBLICATION_LOST", message, hint=ANEW)
     if "wal_level" in message:
         return SourceError("SOURCE_WAL_LEVEL", message, hint="ALTER SYSTEM SET wal_level = 'logical'; then restart")
     if state in ("42704", "55000", "58P01"):
@@ -242,8 +243,9 @@ def _field(result: pq.abc.PGresult | None, field: pq.DiagnosticField) -> str:
 
 
 def slot_lost(message: str) -> SourceError:
-    hint = "the changes since then are gone: drop the slot if it is still there, then run `headwater resync`"
-    return SourceError("SOURCE_SLOT_LOST", message, hint=hint)
+    return SourceError(
+        "SOURCE_SLOT_LOST", message, hint=f"the changes since then are gone: a new slot is made, and {ANEW}"
+    )
 
 
 def identify(conn: pq.abc.PGconn) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def check_slot(status: dict[str, Any], have_lsn: int | None) -> int:
         raise SourceError(
             "SOURCE_SLOT_AHEAD",
             f"replication slot {name} was moved to {format_lsn(confirmed)}, we have the log to {format_lsn(have_lsn)}",
-            hint="somebody else has read from the slot; use a slot of our own, then run `headwater resync`",
+            hint=f"somebody else has read from the slot, or our data directory is an older copy; {ANEW}",
         )
     return confirmed
 
@@ -353,7 +355,7 @@ def publication_query(publication: str, server_version: int) -> str:
 
 def check_publication(publication: str, found: str | None, known_oid: int | None) -> dict[str, Any]:
     """The answer to `publication_query`, if it is still the publication that we began with."""
-    hint = "changes made meanwhile were not sent: create the publication again if it is gone, then `headwater resync`"
+    hint = f"changes made meanwhile were not sent: it is made again if we may, and {ANEW}"
     if found is None:
         raise SourceError("SOURCE_PUBLICATION_LOST", f"publication {publication} does not exist", hint=hint)
     content: dict[str, Any] = json.loads(found)
@@ -363,7 +365,7 @@ def check_publication(publication: str, found: str | None, known_oid: int | None
 
 
 def _restored(message: str) -> SourceError:
-    hint = "it was restored from a backup or failed over with loss: run `headwater resync` for its tables"
+    hint = f"it was restored from a backup or failed over with loss; {ANEW}"
     return SourceError("SOURCE_RESTORED", message, hint=hint)
 
 

@@ -1,0 +1,52 @@
+"""What happened to a captured table while no engine ran is healed at the next start, before that one has caught up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import headwater
+from cdc_world import SOURCE, World
+from headwater.testing.servers import PostgresServer
+
+pytestmark = [pytest.mark.postgres, pytest.mark.spark]
+
+
+def caught_up(server: PostgresServer, data: Path) -> list[str]:
+    """As `run --until-caught-up` does; gives the codes of what was found."""
+    with headwater.Engine(data, master="local[2]", settings={"barrier_interval_ms": "300"}) as engine:
+        World.until_engine(engine, lambda: engine.caught_up() or engine.given_up())
+        assert not engine.given_up()
+        world = World(server, engine)
+        assert world.rows("gap") == world.source_rows("gap")
+        return [e["code"] for e in engine.status()["errors"]]
+
+
+def test_a_gap_made_while_the_engine_was_away_is_healed_before_it_has_caught_up(tmp_path: Path) -> None:
+    if not PostgresServer.available("15"):
+        pytest.skip("no binaries of Postgres 15 on this machine")
+    data = tmp_path / "data"
+    with PostgresServer("15") as server, mock.patch.dict(os.environ, {"HW_TEST_PASSWORD": server.password}):
+        server.execute("CREATE TABLE gap (id int PRIMARY KEY, v int)", "INSERT INTO gap VALUES (1, 1), (2, 2)")
+        with headwater.Engine(data, master="local[2]") as engine:
+            engine.execute(SOURCE.format(server=server, options=""))
+            world = World(server, engine)
+            world.capture("public.gap", "gap")
+            world.live("gap")
+        server.execute("ALTER PUBLICATION headwater DROP TABLE gap", "UPDATE gap SET v = 3 WHERE id = 1")
+        server.execute("ALTER PUBLICATION headwater ADD TABLE gap")
+        assert "SOURCE_TABLE_UNPUBLISHED" in caught_up(server, data)
+        # A crash between the epoch with which a table failed and the beginning of the copy that heals it.
+        with contextlib.closing(sqlite3.connect(data / "meta.db")) as meta, meta:
+            meta.execute("UPDATE jobs SET state = 'failed' WHERE name = 'gap'")
+            meta.execute(
+                "INSERT INTO errors (at, job_id, name, code, message, hint, retrying) "
+                "SELECT 0, id, name, 'ROW_UNKNOWN', '', '', 0 FROM jobs WHERE name = 'gap'"
+            )
+        server.execute("UPDATE gap SET v = 4 WHERE id = 2")
+        caught_up(server, data)

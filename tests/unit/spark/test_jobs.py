@@ -1,0 +1,30 @@
+"""What runs on Spark is counted by stage and cancelled by stage and subject."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from headwater.spark.jobs import JobRunner
+
+
+def test_reads_of_all_tables_are_one_stage_and_those_of_one_can_be_cancelled() -> None:
+    counted: list[tuple[str, int]] = []
+    cancelled: list[str] = []
+    context = SimpleNamespace(
+        setJobGroup=lambda *_, **__: None,
+        setLocalProperty=lambda *_: None,
+        cancelJobGroup=cancelled.append,
+        statusTracker=lambda: SimpleNamespace(getJobIdsForGroup=lambda _: [1]),
+    )
+    spark: Any = SimpleNamespace(_sc=context)
+    runner = JobRunner(spark, lambda stage, jobs: counted.append((stage, jobs)))
+
+    def inside() -> None:
+        runner.cancel("backfill-7-")
+
+    runner.run_blocking("backfill", "backfill", inside, 7)
+    runner.run_blocking("backfill", "backfill", inside, 71)
+    runner.close()
+    assert cancelled == ["headwater-backfill-7-1"]
+    assert counted == [("backfill", 1), ("backfill", 1)]
