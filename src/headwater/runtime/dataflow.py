@@ -70,6 +70,7 @@ class Dataflow:
         self.swaps: list[Swap] = []
         self.uncommitted: list[tuple[int, NewSegment]] = []
         self._taken: list[Taken] = []
+        self._written: list[tuple[int, int, int]] = []  # (epoch, table, rows in all) that wait for the commit
         self.committed_epoch = 0
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -89,7 +90,8 @@ class Dataflow:
 
     def add_table(self, job: JobRow) -> None:
         segments = self.core.meta.segments_at(job.id, self.core.meta.committed_epoch())
-        self.tables[job.id] = TableState(job, schema_of(job), list(segments))
+        written = 0 if job.spec.get("captured") else (self.core.meta.state(job.id, "progress") or {}).get("rows", 0)
+        self.tables[job.id] = TableState(job, schema_of(job), list(segments), written=written)
 
     def _restore_view(self, job: JobRow) -> None:
         committed = self.committed_epoch
@@ -161,6 +163,10 @@ class Dataflow:
         for view in self.views.values():
             if not view.failed:
                 view.consumed_epoch = epoch
+        for _, table_id, rows in [w for w in self._written if w[0] <= epoch]:
+            if table_id in self.tables:
+                self.core.report_progress(table_id, rows=rows)
+        self._written = [w for w in self._written if w[0] > epoch]
         done = [t for t in self._taken if t.epoch <= epoch]
         self._taken = [t for t in self._taken if t.epoch > epoch]
         for taken in done:
@@ -204,7 +210,18 @@ class Dataflow:
             self.tables[table_id].segments = []
         for table_id, segments in staged.segments.items():
             self.tables[table_id].segments = [*self.tables[table_id].segments, *segments]
+            self._count_written(int(barrier.epoch.prev), self.tables[table_id], segments, contribution)
         self.core.count_rows(staged.segments)
+
+    def _count_written(
+        self, epoch: int, table: TableState, segments: list[NewSegment], contribution: Contribution
+    ) -> None:
+        """Rows that statements wrote, as a total that is committed with them (I7); captured tables have their own."""
+        if table.job.spec.get("captured"):
+            return
+        table.written += sum(s.rows for s in segments if s.is_change)
+        contribution.states[(table.job.id, "progress")] = {"rows": table.written}
+        self._written.append((epoch, table.job.id, table.written))
 
     def _take_pending(self, epoch: int, contribution: Contribution, staged: Staged) -> list[tuple[int, Any]]:
         tasks: list[tuple[int, Any]] = []
