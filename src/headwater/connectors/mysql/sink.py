@@ -77,14 +77,11 @@ class MySqlSink(BaseSink):
         self._connection: Any = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
-        try:
-            with self._transaction() as cursor:
-                found = self._target_columns(cursor)
-                if not found:
-                    self._create_target(cursor)
-                    return
-        except TransientError as error:
-            raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
+        with self._transaction() as cursor:
+            found = self._target_columns(cursor)
+            if not found:
+                self._create_target(cursor)
+                return
         if missing := [c for c in self.column_names if c.lower() not in found]:
             raise self.target_changed(f"has no column {', '.join(missing)}")
 
