@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
-from headwater.errors import DefiniteError, HeadwaterError
+from headwater.errors import DefiniteError, HeadwaterError, TransientError
 from headwater.model.barrier import Barrier, BarrierKind, MutationKind
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch, InputLog, TableState, ViewState
@@ -293,7 +293,12 @@ class Dataflow:
     # -- views ------------------------------------------------------------------------------------------------------
 
     def _join(self, view: ViewState) -> None:
-        """A created view enters: what its inputs committed since its lane's last epoch, and staged, is its log."""
+        """A created view enters: what its inputs committed since its lane's last epoch, and staged, is its log.
+
+        With a copy of what its lane handed over: if this barrier is lost, the same enters again.
+        """
+        inputs = {i: InputLog(seen=list(log.seen)) for i, log in view.inputs.items()}
+        view = replace(view, segments=list(view.segments), inputs=inputs)
         for input_id, log in view.inputs.items():
             state = self.state(input_id)
             if state is None:
@@ -390,6 +395,10 @@ class Dataflow:
         view.retry_at = time.monotonic() + VIEW_RETRY_S
         if view.failed:
             return
+        if any(s.table_id == view.job.id for _, s in self.uncommitted):
+            # Barriers before this one hold rows of the view and will be committed with it, under one epoch: none could
+            # say what it has consumed. From the last checkpoint on it fails with everything since at once.
+            raise TransientError("VIEW_FAILED", f"view {view.job.name} failed between two checkpoints") from None
         view.failed = True
         contribution.states[(view.job.id, "consumed")] = view.consumed_epoch
         contribution.pins[f"job:{view.job.id}"] = view.consumed_epoch

@@ -1,0 +1,63 @@
+"""What a view has consumed, when it fails between two checkpoints and when its way into the main lane is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headwater.errors import DefiniteError, TransientError
+from headwater.model.schema import Column, Schema
+from headwater.runtime.dataflow import Dataflow
+from headwater.runtime.tables import InputLog, TableState, ViewState
+from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
+
+SCHEMA = Schema((Column("id", "INT"),), ("id",))
+TABLE, VIEW = 1, 2
+
+
+def segment(table_id: int, path: str) -> NewSegment:
+    return NewSegment(table_id, path, "delta", 1, 1)
+
+
+@pytest.fixture
+def dataflow() -> Dataflow:
+    meta = SimpleNamespace(change_segments=lambda *_: [], was_reset=lambda *_: False)
+    core: Any = SimpleNamespace(meta=meta, job_failed=lambda *_, **__: None)
+    found = Dataflow(core)
+    found.tables[TABLE] = TableState(JobRow(TABLE, "t", "table", "live", "main", "", {}), SCHEMA)
+    return found
+
+
+def view() -> ViewState:
+    job = JobRow(VIEW, "v", "view", "live", "main", "", {})
+    log = InputLog(seen=[segment(TABLE, "seen")])
+    return ViewState(job, SCHEMA, [segment(VIEW, "mine")], inputs={TABLE: log}, consumed_epoch=5)
+
+
+def test_view_that_fails_after_a_checkpoint_has_consumed_that(dataflow: Dataflow) -> None:
+    one, contribution = view(), Contribution()
+    dataflow.uncommitted = [(6, segment(TABLE, "of another"))]
+    dataflow._view_failed(one, DefiniteError("VIEW_FAILED", "bad row"), contribution)
+    assert one.failed and contribution.states == {(VIEW, "consumed"): 5} and contribution.pins == {"job:2": 5}
+
+
+def test_view_that_fails_with_rows_that_are_not_committed_goes_back_to_the_checkpoint(dataflow: Dataflow) -> None:
+    """Those rows would be committed beside `consumed = 5`, and what made them be applied a second time."""
+    one, contribution = view(), Contribution()
+    dataflow.uncommitted = [(6, segment(VIEW, "not committed"))]
+    with pytest.raises(TransientError):
+        dataflow._view_failed(one, DefiniteError("VIEW_FAILED", "bad row"), contribution)
+    assert not one.failed and not contribution.states
+
+
+def test_view_whose_join_is_lost_enters_again_as_its_lane_left_it(dataflow: Dataflow) -> None:
+    handed_over = view()
+    dataflow._join(handed_over)
+    joined = dataflow.views[VIEW]
+    joined.segments = [*joined.segments, segment(VIEW, "staged, and lost")]
+    dataflow.tables[TABLE].segments = [segment(TABLE, "newer")]
+    dataflow._seen(joined)
+    joined.consumed_epoch = 9
+    assert handed_over == view()
