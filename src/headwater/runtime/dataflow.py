@@ -187,7 +187,7 @@ class Dataflow:
         joining = [m.argument for m in barrier.mutations if m.kind is MutationKind.ADD and m.argument is not None]
         for view in joining:
             self._join(view)
-        if not barrier.paused or not self._paused_before(barrier):
+        if not barrier.paused or not self._paused_before(barrier) or joining or self._feeds_a_view(staged):
             await self._stage_views(contribution, staged)
         for segments in staged.segments.values():
             contribution.segments_added += segments
@@ -198,6 +198,11 @@ class Dataflow:
 
     def _paused_before(self, barrier: Barrier) -> bool:
         return not any(m.kind is MutationKind.PAUSE for m in barrier.mutations)
+
+    def _feeds_a_view(self, staged: Staged) -> bool:
+        """A write that was under way at the PAUSE is in this barrier: the views have it at the same epoch (I4)."""
+        changed = {*staged.segments, *staged.resets}
+        return any(not changed.isdisjoint(view.inputs) for view in self.views.values())
 
     async def _stage_tables(self, barrier: Barrier, contribution: Contribution, staged: Staged) -> None:
         tasks = self._take_pending(int(barrier.epoch.prev), contribution, staged)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headwater.errors import DefiniteError, TransientError
+from headwater.model.barrier import Barrier, BarrierKind
+from headwater.model.epoch import Epoch, EpochPair
 from headwater.model.schema import Column, Schema
-from headwater.runtime.dataflow import Dataflow
+from headwater.runtime.dataflow import Dataflow, Staged
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 
@@ -61,3 +64,25 @@ def test_view_whose_join_is_lost_enters_again_as_its_lane_left_it(dataflow: Data
     dataflow._seen(joined)
     joined.consumed_epoch = 9
     assert handed_over == view()
+
+
+@pytest.mark.parametrize(("changed", "refreshed"), [([TABLE], True), ([99], False), ([], False)])
+def test_paused_barrier_refreshes_views_only_of_what_a_late_write_changed(
+    dataflow: Dataflow, monkeypatch: pytest.MonkeyPatch, changed: list[int], refreshed: bool
+) -> None:
+    """An UPDATE that was running at the PAUSE is acknowledged after it; its view must not miss it."""
+    calls = []
+
+    async def tables(_: Any, __: Any, staged: Staged) -> None:
+        for table_id in changed:
+            staged.add(segment(table_id, "late"))
+
+    async def views(*_: Any) -> None:
+        calls.append(1)
+
+    monkeypatch.setattr(dataflow, "_stage_tables", tables)
+    monkeypatch.setattr(dataflow, "_stage_views", views)
+    dataflow.core.delivery = SimpleNamespace(contribute=lambda _: None)
+    dataflow.views[VIEW] = view()
+    asyncio.run(dataflow._stage(Barrier(EpochPair(Epoch(1), Epoch(2)), BarrierKind.CHECKPOINT, paused=True)))
+    assert bool(calls) is refreshed
