@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 import time
@@ -98,6 +99,8 @@ def test_small_epochs_are_delivered_together_and_a_limit_of_zero_pauses(
     for i in range(4):
         engine.sql(f"INSERT INTO k VALUES ({2000 + i}, 'x', 1); FLUSH")
     assert log_store(engine, "limited")["backlog_epochs"] >= 4
+    waiting = "SELECT waiting_for AS w FROM hw_catalog.hw_progress WHERE name = 'limited'"
+    eventually(lambda: engine.sql(waiting) == [{"w": "the rate limit is 0"}], "it is not said what the sink waits for")
     assert len(ids(target, "limited")) == 30
     engine.sql("ALTER SINK limited SET SINK_RATE_LIMIT = DEFAULT")
     eventually(lambda: len(ids(target, "limited")) == 34, "the sink did not go on")
@@ -137,6 +140,7 @@ def test_refused_rows_are_dead_letters_and_are_replayed_as_they_are_now(
     eventually(lambda: bool(engine.sql("SHOW DEAD LETTERS")), "the letters are not listed")
     letters = [r for r in engine.sql("SHOW DEAD LETTERS") if r["sink"] == "strict"]
     assert sum(int(r["rows"]) for r in letters) == 2 and not any(r["replayed"] for r in letters)
+    assert all(dt.datetime.fromisoformat(r["at"]).tzinfo is dt.UTC for r in letters)
     engine.sql("UPDATE k SET amount = 60 WHERE id = 4000; DELETE FROM k WHERE id = 4001; FLUSH")
     eventually(lambda: 4000 in ids(target, "strict"), "the corrected row did not arrive")
     done = headwater("dead-letters", "strict", "--replay", "--format", "json", data_dir=engine.data_dir)

@@ -283,7 +283,8 @@ class SinkWorker:
         self.reader.rewind()
 
     async def _deliver_snapshot(self, loop: DeliveryLoop, options: Any, epoch: int | None = None) -> None:
-        while self.core.paused or self._limit(options) == 0:
+        while reason := self._held_by(self._limit(options)):
+            self.core.report_progress(self.job_id, phase="waiting", waiting_for=reason)
             if self._stopping:
                 raise TransientError("SINK_FAILED", f"sink {self.name} stops before its snapshot")
             await asyncio.sleep(IDLE_S)
@@ -313,6 +314,12 @@ class SinkWorker:
         limit = settings.get("sink_rate_limit", options.rate_limit)
         return None if limit is None else int(limit)
 
+    def _held_by(self, limit: int | None) -> str:
+        """What the user has to do before anything is delivered, if anything."""
+        if self.core.paused:
+            return "RESUME: the engine is paused"
+        return "the rate limit is 0" if limit == 0 else ""
+
     async def _step(self, loop: DeliveryLoop, options: Any) -> None:
         if self._rewind is not None:
             await self._do_rewind(loop)
@@ -321,7 +328,9 @@ class SinkWorker:
         loop.pace.limit = self._limit(options)
         wait = max(loop.pace.owed_s, self._next_at - time.monotonic())
         batch = None
-        if not self.core.paused and loop.pace.limit != 0 and wait <= 0:
+        if reason := self._held_by(loop.pace.limit):
+            self.core.report_progress(self.job_id, waiting_for=reason)
+        elif wait <= 0:
             batch = self._next_batch(options, loop.pace.limit)
         if batch is None:
             self._wake.clear()

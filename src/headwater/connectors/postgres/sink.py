@@ -95,6 +95,7 @@ class PostgresSink(BaseSink):
         from headwater.spark.sink import run_tasks
 
         task = copy_task(
+            sink=self.name,
             connect=connector(self.options),
             statement=self.names.copy_stage(token.payload["stage"]),
             columns=self.column_names,
