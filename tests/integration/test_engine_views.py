@@ -6,6 +6,7 @@ import re
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,27 @@ def test_odd_values_are_grouped_as_in_a_fresh_query(engine: Engine) -> None:
     assert repr(rows(engine, "SELECT * FROM odds")) == repr(rows(engine, query))
     text = rows(engine, f"EXPLAIN CREATE MATERIALIZED VIEW again AS {query}")
     assert "algebraic" in repr(text)
+
+
+def test_snapshot_that_fails_after_some_chunks_begins_anew_when_the_row_is_mended(engine: Engine) -> None:
+    engine.sql("CREATE TABLE text (id INT PRIMARY KEY, t STRING); INSERT INTO text SELECT id, id FROM range(40)")
+    last = max(range(40), key=lambda i: (zlib.crc32(str(i).encode()) % 4, i))  # in the last chunk
+    engine.sql(f"UPDATE text SET t = 'bad' WHERE id = {last}; FLUSH")
+    query = "SELECT id, CAST(t AS INT) AS n FROM text"
+    engine.sql(f"CREATE MATERIALIZED VIEW numbers WITH (backfill.rate_limit = '10') AS {query}")
+    until(lambda: bool(messages(engine, "numbers")), "the bad row was not found")
+    kept = "SELECT path FROM hw_catalog.hw_segments WHERE table_name = 'numbers' AND removed_epoch IS NULL"
+    assert rows(engine, kept), "nothing was kept before it failed: this tests nothing"
+    engine.sql(f"UPDATE text SET t = '-1' WHERE id = {last}; DELETE FROM text WHERE id < 3; FLUSH")
+    until(lambda: state(engine, "numbers") == "live", "the view did not begin anew")
+    assert rows(engine, "SELECT * FROM numbers") == rows(engine, query)
+    engine.sql("DROP TABLE text CASCADE")
+
+
+def test_rows_that_statements_wrote_are_counted(engine: Engine) -> None:
+    written = "SELECT rows FROM hw_catalog.hw_progress WHERE name = 'counted'"
+    engine.sql("CREATE TABLE counted (id INT PRIMARY KEY); INSERT INTO counted VALUES (1), (2); FLUSH")
+    assert rows(engine, written) == [(2,)]
+    engine.sql("DELETE FROM counted WHERE id = 1; FLUSH; RECOVER; INSERT INTO counted VALUES (3); FLUSH")
+    assert rows(engine, written) == [(4,)]
+    engine.sql("DROP TABLE counted")

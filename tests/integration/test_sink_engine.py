@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 import time
@@ -98,6 +99,8 @@ def test_small_epochs_are_delivered_together_and_a_limit_of_zero_pauses(
     for i in range(4):
         engine.sql(f"INSERT INTO k VALUES ({2000 + i}, 'x', 1); FLUSH")
     assert log_store(engine, "limited")["backlog_epochs"] >= 4
+    waiting = "SELECT waiting_for AS w FROM hw_catalog.hw_progress WHERE name = 'limited'"
+    eventually(lambda: engine.sql(waiting) == [{"w": "the rate limit is 0"}], "it is not said what the sink waits for")
     assert len(ids(target, "limited")) == 30
     engine.sql("ALTER SINK limited SET SINK_RATE_LIMIT = DEFAULT")
     eventually(lambda: len(ids(target, "limited")) == 34, "the sink did not go on")
@@ -137,6 +140,7 @@ def test_refused_rows_are_dead_letters_and_are_replayed_as_they_are_now(
     eventually(lambda: bool(engine.sql("SHOW DEAD LETTERS")), "the letters are not listed")
     letters = [r for r in engine.sql("SHOW DEAD LETTERS") if r["sink"] == "strict"]
     assert sum(int(r["rows"]) for r in letters) == 2 and not any(r["replayed"] for r in letters)
+    assert all(dt.datetime.fromisoformat(r["at"]).tzinfo is dt.UTC for r in letters)
     engine.sql("UPDATE k SET amount = 60 WHERE id = 4000; DELETE FROM k WHERE id = 4001; FLUSH")
     eventually(lambda: 4000 in ids(target, "strict"), "the corrected row did not arrive")
     done = headwater("dead-letters", "strict", "--replay", "--format", "json", data_dir=engine.data_dir)
@@ -169,6 +173,15 @@ def test_change_of_the_targets_schema_is_a_clear_state_and_heals(engine: EngineP
     with target.connect() as connection:
         connection.execute("ALTER TABLE shape RENAME COLUMN other TO amount")
     eventually(lambda: 5000 in ids(target, "shape") and state(engine, "shape") == "live", "the sink did not heal")
+    with target.connect() as connection:
+        connection.execute("ALTER TABLE shape RENAME TO shape_away")
+    engine.sql("INSERT INTO k VALUES (5001, 'x', 1); FLUSH")
+    gone = "SELECT 1 FROM hw_catalog.hw_errors WHERE name = 'shape' AND code = 'SINK_TARGET_MISSING'"
+    eventually(lambda: bool(engine.sql(gone)), "a target that is gone is not shown")
+    assert rows(target, "SELECT to_regclass('shape')") == [(None,)], "an empty target was made"
+    with target.connect() as connection:
+        connection.execute("ALTER TABLE shape_away RENAME TO shape")
+    eventually(lambda: 5001 in ids(target, "shape") and state(engine, "shape") == "live", "the sink did not heal")
     engine.sql("DROP SINK shape; DELETE FROM k WHERE id >= 5000")
 
 
@@ -189,6 +202,9 @@ def test_sink_that_is_down_slows_nothing_and_catches_up_in_one_batch(
         assert behind["truncated_to"] < log_store(engine, "up")["truncated_to"], "the two truncate together"
         text = headwater("status", "--json", data_dir=engine.data_dir).stdout
         assert '"down"' in text and "backlog" in text
+        code = "SELECT max(code) AS c FROM hw_catalog.hw_errors WHERE name = 'down'"
+        eventually(lambda: engine.sql(code) == [{"c": "SINK_UNREACHABLE"}], "the outage is not shown")
+        assert state(engine, "down") == "live", "a target that is down needs no person"
         assert engine.sql("SELECT count(*) AS n FROM k WHERE country = 'down'") == [{"n": 5}]
     finally:
         target.start()
@@ -245,6 +261,18 @@ def test_transaction_over_two_rows_is_never_half_in_the_target(engine: EnginePro
     wanted = rows(target, final.format("account"))
     eventually(lambda: rows(target, final.format("account_copy")) == wanted, "the target does not hold the source")
     engine.sql("DROP SINK copied")
+
+
+def test_sink_of_a_name_that_was_used_before_begins_anew(engine: EngineProcess, target: PostgresServer) -> None:
+    """Its predecessor left its progress in the target: that says nothing about another input."""
+    engine.sql(f"CREATE SINK reused FROM k {into(target, 'reused_first')}")
+    eventually(lambda: 0 in ids(target, "reused_first"), "the first snapshot did not arrive")
+    engine.sql("DROP SINK reused; CREATE TABLE other (id BIGINT PRIMARY KEY); INSERT INTO other VALUES (1), (2)")
+    engine.sql(f"CREATE SINK reused FROM other {into(target, 'reused_second')}")
+    eventually(lambda: ids(target, "reused_second") == {1, 2}, "the second sink has no snapshot")
+    engine.sql("INSERT INTO other VALUES (3); FLUSH")
+    eventually(lambda: ids(target, "reused_second") == {1, 2, 3}, "the second sink does not go on")
+    engine.sql("DROP SINK reused; DROP TABLE other")
 
 
 def test_literal_password_is_refused_with_a_hint(engine: EngineProcess) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headwater.connectors.files.sink import read_table
 from headwater.model.schema import Column
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.registry import open_sink
@@ -34,6 +35,7 @@ def test_files_as_json_lines_hold_the_rows_that_the_manifest_names(spark: Any, t
     rows = [json.loads(line) for f in files for line in f.read_text().splitlines()]
     wanted = [{"k": 'a"\n', "v": 1, "_op": 1}, {"k": "b", "v": None, "_op": 2}]
     assert sorted(rows, key=str) == sorted(wanted, key=str)
+    assert read_table(tmp_path).to_pylist() == [{"k": 'a"\n', "v": 1}]
 
 
 def test_a_foreign_sink_key_gets_one_net_change_per_key(spark: Any) -> None:

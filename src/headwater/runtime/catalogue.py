@@ -118,7 +118,7 @@ class Catalogue:
                     {
                         "epoch": row["epoch"],
                         "kind": row["kind"],
-                        "committed_at": _moment(row["committed_at"]),
+                        "committed_at": moment(row["committed_at"]),
                         "source": source,
                         "position": position,
                     }
@@ -175,10 +175,10 @@ class Catalogue:
         rows = []
         for row in self.core.meta.error_rows():
             row.pop("id")
-            row["at"] = _moment(row["at"])
+            row["at"] = moment(row["at"])
             rows.append(row)
         return rows
 
 
-def _moment(unix_s: float) -> dt.datetime:
+def moment(unix_s: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(unix_s, tz=dt.UTC)

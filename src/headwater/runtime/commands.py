@@ -11,7 +11,8 @@ from headwater.errors import UsageError
 from headwater.model.barrier import Mutation, MutationKind
 from headwater.model.epoch import MAX_EPOCH
 from headwater.model.schema import Column, keyed, quoted
-from headwater.runtime.queries import Result
+from headwater.runtime.catalogue import moment
+from headwater.runtime.queries import Result, json_value
 from headwater.runtime.registry import schema_of
 from headwater.sql import statements as s
 from headwater.sql.parser import parse
@@ -324,7 +325,9 @@ class Commands:
     def _letters(self) -> list[dict[str, Any]]:
         names = {j.id: j.name for j in self.core.registry.of_kind("sink")}
         rows = self.core.meta.dead_letter_rows()
-        return [{**r, "sink": names.get(r["sink_id"], "?")} for r in rows if r["sink_id"] in names]
+        return [
+            {**r, "sink": names[r["sink_id"]], "at": json_value(moment(r["at"]))} for r in rows if r["sink_id"] in names
+        ]
 
     def _job_list(self) -> list[dict[str, Any]]:
         rows = []

@@ -41,6 +41,10 @@ MAX_JOIN_LAG_S: Final = 300.0
 # Rows of the driving input per chunk when nothing limits the rate: a second or two of work, after which others run.
 CHUNK_ROWS: Final = 500_000
 CHUNKED: Final = ("rowwise", "algebraic")
+WHOLE_LOG: Final = 1 << 62
+# After a step that failed; twice as long after each further one, since each may read all chunks anew.
+RETRY_S: Final = 5.0
+MAX_RETRY_S: Final = 60.0
 
 
 class Creating:
@@ -170,6 +174,7 @@ class ViewCreator:
         self.work: asyncio.Task[tuple[CreatingState, list[NewSegment]]] | None = None
         self.not_before = 0.0
         self.trouble = ""  # what the last step failed with
+        self.failures = 0
         self.last_step_s = 0.0
         self.joining = False
         self.staged_epoch = 0
@@ -221,15 +226,29 @@ class ViewCreator:
         contribution.pins[f"job:{self.job_id}"] = state.consumed
 
     def _failed(self, error: DefiniteError, contribution: Contribution) -> None:
-        """A definite error while creating: say so, and try again: the cause may go away."""
+        """A definite error while creating: say so, and try again: the cause may go away.
+
+        What is read of a past epoch never changes, and a row that was mended since is in a later one. So a snapshot is
+        begun anew if there are later rows, and so is a group of epochs that some vnodes have consumed; what is kept of
+        the view is hidden by the same checkpoint. Any other group is taken up to the newest epoch (`_consume`).
+        """
         self.core.record_error(self.job_id, self.job.name, error, retrying=True)
         self.trouble = f"{error}"
-        self.not_before = time.monotonic() + 5.0
-        if self.state.phase is Phase.SNAPSHOT and not self.view.segments:
-            # The rows of the pinned epoch never change. Nothing is kept of them yet: begin with later ones.
-            self.state = CreatingState.starting(self.core.meta.committed_epoch())
-            contribution.states[(self.job_id, "creating")] = self.state.as_dict()
-            contribution.pins[f"job:{self.job_id}"] = self.state.consumed
+        self.not_before = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self.failures)
+        self.failures += 1
+        state, committed = self.state, self.core.meta.committed_epoch()
+        stuck = state.phase is Phase.SNAPSHOT or state.group_epoch > 0
+        if stuck and any(u.epochs(state.snapshot_epoch, committed) for u in self._upstreams()):
+            self._begin_anew(committed, contribution)
+
+    def _begin_anew(self, epoch: int, contribution: Contribution) -> None:
+        self.state = CreatingState.starting(epoch)
+        self._sizes = None
+        if self.view.segments:
+            self.view.segments = []
+            contribution.resets.append(self.job_id)
+        contribution.states[(self.job_id, "creating")] = self.state.as_dict()
+        contribution.pins[f"job:{self.job_id}"] = self.state.consumed
 
     async def _next_step(self) -> None:
         limit = rate_limit(self.job)
@@ -292,7 +311,7 @@ class ViewCreator:
         return max(sizes.values(), default=0)
 
     def _input_rows(self) -> dict[int, int]:
-        """Rows of the inputs' segments at the snapshot epoch, which is pinned: the answer never changes."""
+        """Rows of the inputs' segments at the snapshot epoch, which is pinned: the answer changes only with it."""
         if self._sizes is None:
             inputs = self.core.registry.depends_on(self.job)
             at = self.state.snapshot_epoch
@@ -345,7 +364,8 @@ class ViewCreator:
 
         state, count, started = self.state, self.core.vnode_count, time.monotonic()
         upstreams = self._upstreams()
-        wanted = min(limit or GROUP_ROWS, GROUP_ROWS)
+        # After a failure everything at once: a row that was mended is right only where both its changes are in a group.
+        wanted = min(limit or GROUP_ROWS, GROUP_ROWS) if not self.trouble else WHOLE_LOG
         logs = [u.epochs(state.consumed, committed) for u in upstreams]
         group = next_group(logs, state.consumed, state.group_epoch or committed, wanted)
         if group is None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
-from headwater.errors import DefiniteError, HeadwaterError
+from headwater.errors import DefiniteError, HeadwaterError, TransientError
 from headwater.model.barrier import Barrier, BarrierKind, MutationKind
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch, InputLog, TableState, ViewState
@@ -71,6 +71,7 @@ class Dataflow:
         self.swaps: list[Swap] = []
         self.uncommitted: list[tuple[int, NewSegment]] = []
         self._taken: list[Taken] = []
+        self._written: list[tuple[int, int, int]] = []  # (epoch, table, rows in all) that wait for the commit
         self.committed_epoch = 0
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -90,7 +91,8 @@ class Dataflow:
 
     def add_table(self, job: JobRow) -> None:
         segments = self.core.meta.segments_at(job.id, self.core.meta.committed_epoch())
-        self.tables[job.id] = TableState(job, schema_of(job), list(segments))
+        written = 0 if job.spec.get("captured") else (self.core.meta.state(job.id, "progress") or {}).get("rows", 0)
+        self.tables[job.id] = TableState(job, schema_of(job), list(segments), written=written)
 
     def _restore_view(self, job: JobRow) -> None:
         committed = self.committed_epoch
@@ -162,6 +164,10 @@ class Dataflow:
         for view in self.views.values():
             if not view.failed:
                 view.consumed_epoch = epoch
+        for _, table_id, rows in [w for w in self._written if w[0] <= epoch]:
+            if table_id in self.tables:
+                self.core.report_progress(table_id, rows=rows)
+        self._written = [w for w in self._written if w[0] > epoch]
         done = [t for t in self._taken if t.epoch <= epoch]
         self._taken = [t for t in self._taken if t.epoch > epoch]
         for taken in done:
@@ -182,7 +188,7 @@ class Dataflow:
         joining = [m.argument for m in barrier.mutations if m.kind is MutationKind.ADD and m.argument is not None]
         for view in joining:
             self._join(view)
-        if not barrier.paused or not self._paused_before(barrier):
+        if not barrier.paused or not self._paused_before(barrier) or joining or self._feeds_a_view(staged):
             await self._stage_views(contribution, staged)
         for segments in staged.segments.values():
             contribution.segments_added += segments
@@ -193,6 +199,11 @@ class Dataflow:
 
     def _paused_before(self, barrier: Barrier) -> bool:
         return not any(m.kind is MutationKind.PAUSE for m in barrier.mutations)
+
+    def _feeds_a_view(self, staged: Staged) -> bool:
+        """A write that was under way at the PAUSE is in this barrier: the views have it at the same epoch (I4)."""
+        changed = {*staged.segments, *staged.resets}
+        return any(not changed.isdisjoint(view.inputs) for view in self.views.values())
 
     async def _stage_tables(self, barrier: Barrier, contribution: Contribution, staged: Staged) -> None:
         tasks = self._take_pending(int(barrier.epoch.prev), contribution, staged)
@@ -205,7 +216,18 @@ class Dataflow:
             self.tables[table_id].segments = []
         for table_id, segments in staged.segments.items():
             self.tables[table_id].segments = [*self.tables[table_id].segments, *segments]
+            self._count_written(int(barrier.epoch.prev), self.tables[table_id], segments, contribution)
         self.core.count_rows(staged.segments)
+
+    def _count_written(
+        self, epoch: int, table: TableState, segments: list[NewSegment], contribution: Contribution
+    ) -> None:
+        """Rows that statements wrote, as a total that is committed with them (I7); captured tables have their own."""
+        if table.job.spec.get("captured"):
+            return
+        table.written += sum(s.rows for s in segments if s.is_change)
+        contribution.states[(table.job.id, "progress")] = {"rows": table.written}
+        self._written.append((epoch, table.job.id, table.written))
 
     def _take_pending(self, epoch: int, contribution: Contribution, staged: Staged) -> list[tuple[int, Any]]:
         tasks: list[tuple[int, Any]] = []
@@ -277,7 +299,12 @@ class Dataflow:
     # -- views ------------------------------------------------------------------------------------------------------
 
     def _join(self, view: ViewState) -> None:
-        """A created view enters: what its inputs committed since its lane's last epoch, and staged, is its log."""
+        """A created view enters: what its inputs committed since its lane's last epoch, and staged, is its log.
+
+        With a copy of what its lane handed over: if this barrier is lost, the same enters again.
+        """
+        inputs = {i: InputLog(seen=list(log.seen)) for i, log in view.inputs.items()}
+        view = replace(view, segments=list(view.segments), inputs=inputs)
         for input_id, log in view.inputs.items():
             state = self.state(input_id)
             if state is None:
@@ -406,6 +433,10 @@ class Dataflow:
         view.retry_at = time.monotonic() + VIEW_RETRY_S
         if view.failed:
             return
+        if any(s.table_id == view.job.id for _, s in self.uncommitted):
+            # Barriers before this one hold rows of the view and will be committed with it, under one epoch: none could
+            # say what it has consumed. From the last checkpoint on it fails with everything since at once.
+            raise TransientError("VIEW_FAILED", f"view {view.job.name} failed between two checkpoints") from None
         view.failed = True
         contribution.states[(view.job.id, "consumed")] = view.consumed_epoch
         contribution.pins[f"job:{view.job.id}"] = view.consumed_epoch

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 IDLE_S: Final = 0.5  # a sink without news looks again this often, for PAUSE, limits and a lost wake-up
+CREATE_OPTION: Final = "create_table_if_not_exists"
 WHOLE: Final = 1 << 62  # no bound: a range that must be delivered as it was is not cut
 
 
@@ -42,6 +43,15 @@ def raw_options(core: EngineCore, job: JobRow) -> dict[str, str]:
     if "dead_letters.path" not in options and sink_options(options, resolve_secret=resolve_secret).dead_letters:
         options["dead_letters.path"] = core.data_dir.url("dead-letters")
     return options
+
+
+def target_gone(sink: str, error: HeadwaterError) -> DefiniteError:
+    return DefiniteError(
+        "SINK_TARGET_MISSING",
+        f"the target of sink {sink} is gone, with what was delivered to it",
+        detail=error.message,
+        hint="put it back as it was, or drop the sink and create it again: it then begins with a snapshot",
+    )
 
 
 class SinkWorker:
@@ -203,10 +213,13 @@ class SinkWorker:
             return
         columns, key = schema_of(source).visible, schema_of(source).key
         raw = raw_options(self.core, job)
+        options = sink_options(raw, resolve_secret=resolve_secret)
+        if not self.fresh and CREATE_OPTION in options.values:
+            # A target that was there and is gone took what was delivered with it: an empty one would hide that.
+            raw = {**raw, CREATE_OPTION: "false"}
         sink = await self.in_thread(
             lambda: open_sink(self.name, raw, columns, key, self.core.generation, resolve_secret)
         )
-        options = sink_options(raw, resolve_secret=resolve_secret)
         loop = DeliveryLoop(sink, rate_limit=options.rate_limit)
         try:
             found = await self.in_thread(lambda: self._claim(loop, columns, job))
@@ -218,7 +231,12 @@ class SinkWorker:
             await self.in_thread(sink.close)
 
     def _claim(self, loop: DeliveryLoop, columns: Any, job: JobRow) -> int | None:
-        loop.sink.validate(columns, job.spec["key"])
+        try:
+            loop.sink.validate(columns, job.spec["key"])
+        except HeadwaterError as error:
+            if error.code == "SINK_TARGET_MISSING" and not self.fresh:
+                raise target_gone(self.name, error) from error
+            raise
         rewinding = self._rewind is not None
         return loop.start(None if rewinding else self.reader.state.delivered_to)
 
@@ -236,13 +254,19 @@ class SinkWorker:
     async def _begin(self, loop: DeliveryLoop, found: int | None, options: Any) -> None:
         """First delivery: the snapshot as of now, then the log from there on. Later ones: from where the target is."""
         begun = await self.in_thread(loop.unfinished)
+        job = self.job
+        assert job is not None
+        if self.fresh and max(found or 0, begun[1] if begun else 0) < job.created_epoch:
+            # A sink of this name that was dropped left it: it says nothing about our input, or about what was
+            # changed since. What this sink delivered itself is of its own creation's epoch or later.
+            if found is not None or begun is not None:
+                await self.in_thread(lambda: loop.sink.reset(None))
+            found = begun = None
         self._must_reach = begun[1] if begun is not None else None
         if not self.fresh:
             self.reader.start_from(found)
             await settle_replay(self, loop, options, found)
             return
-        job = self.job
-        assert job is not None
         if begun is not None and begun[0] == 0:
             await self._deliver_snapshot(loop, options, begun[1])
         elif found is not None:
@@ -259,7 +283,8 @@ class SinkWorker:
         self.reader.rewind()
 
     async def _deliver_snapshot(self, loop: DeliveryLoop, options: Any, epoch: int | None = None) -> None:
-        while self.core.paused or self._limit(options) == 0:
+        while reason := self._held_by(self._limit(options)):
+            self.core.report_progress(self.job_id, phase="waiting", waiting_for=reason)
             if self._stopping:
                 raise TransientError("SINK_FAILED", f"sink {self.name} stops before its snapshot")
             await asyncio.sleep(IDLE_S)
@@ -289,6 +314,12 @@ class SinkWorker:
         limit = settings.get("sink_rate_limit", options.rate_limit)
         return None if limit is None else int(limit)
 
+    def _held_by(self, limit: int | None) -> str:
+        """What the user has to do before anything is delivered, if anything."""
+        if self.core.paused:
+            return "RESUME: the engine is paused"
+        return "the rate limit is 0" if limit == 0 else ""
+
     async def _step(self, loop: DeliveryLoop, options: Any) -> None:
         if self._rewind is not None:
             await self._do_rewind(loop)
@@ -297,7 +328,9 @@ class SinkWorker:
         loop.pace.limit = self._limit(options)
         wait = max(loop.pace.owed_s, self._next_at - time.monotonic())
         batch = None
-        if not self.core.paused and loop.pace.limit != 0 and wait <= 0:
+        if reason := self._held_by(loop.pace.limit):
+            self.core.report_progress(self.job_id, waiting_for=reason)
+        elif wait <= 0:
             batch = self._next_batch(options, loop.pace.limit)
         if batch is None:
             self._wake.clear()

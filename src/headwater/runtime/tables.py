@@ -37,6 +37,7 @@ class TableState:
     schema: Schema
     segments: list[AnySegment] = field(default_factory=list)
     pending: list[Batch] = field(default_factory=list)
+    written: int = 0  # rows that statements have changed in all
 
     def replace(self, removed: set[str], added: list[AnySegment]) -> bool:
         """Swap segments (compaction); False, and nothing happens, if one of the removed ones is gone already."""

@@ -108,15 +108,19 @@ class DeliveryLoop:
 
         The target may be ahead of the checkpoint (a crash before it was noted): delivery goes on from the target's
         epoch. It must not be behind: then someone set it back, and only a person can say from where to deliver again.
+        A sink that remembers nothing (`durable = False`: print, blackhole) goes on from the checkpoint.
         """
         self.sink.claim()
         found = self.sink.last_committed()
-        if delivered_to is not None and (found is None or found < delivered_to):
+        remembers = getattr(self.sink, "durable", True)
+        if remembers and delivered_to is not None and (found is None or found < delivered_to):
             raise DefiniteError(
                 "SINK_TARGET_WENT_BACK",
                 f"the target of sink {self.sink.name} has lost what was delivered to it",
                 detail=f"delivered up to epoch {delivered_to}, the target says {found}",
-                hint=f"headwater rewind {self.sink.name} --to-epoch {found or 0}",
+                hint="drop the sink and create it again: it then begins with a snapshot"
+                if found is None
+                else f"headwater rewind {self.sink.name} --to-epoch {found}",
             )
         return found
 

@@ -103,7 +103,9 @@ class LakeSink(BaseSink):
         try:
             table = self.load()
         except TransientError as error:
-            if error.code != "SINK_TARGET_MISSING" or not self.options["create_table_if_not_exists"]:
+            if error.code != "SINK_TARGET_MISSING":
+                raise
+            if not self.options["create_table_if_not_exists"]:
                 raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
             self.create()
             return

@@ -141,8 +141,9 @@ class Sink(Protocol):
     Fencing. After `claim` has returned in an engine of generation g, no engine of a lower generation can commit: it
     gets `DefiniteError [SINK_FENCED]` from `claim`, `prepare` or `commit`.
 
-    Errors. `DefiniteError` needs a person (no such column, wrong password while creating), `TransientError` is retried
-    with back-off for ever. Neither holds a row's value or a secret.
+    Errors. `DefiniteError` needs a person (no such column), `TransientError` is retried with back-off for ever; that
+    a wrong password is definite while the sink is being created is for the engine to say. Neither holds a row's value
+    or a secret.
 
     Shutdown. `close` releases connections and may be called at any time, twice, and after errors. It commits nothing.
     """

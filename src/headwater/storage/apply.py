@@ -70,15 +70,23 @@ def _apply_jobs(db: sa.Connection, epoch: int, what: Contribution) -> None:
         values = dict(changes)
         if values.pop("became_live", False):
             values["live_epoch"] = epoch
-            # Its own lane's epochs may be ahead of the main one that it joins: what they added is seen from there on.
-            mine = (t.segments.c.table_id == job_id, t.segments.c.added_epoch > epoch)
-            db.execute(t.segments.update().where(*mine).values(added_epoch=epoch))
+            _bring_back(db, epoch, job_id)
         if patch := values.pop("spec_patch", None):
             # Parts of a spec are changed by parts of the engine that do not know of each other.
             present = values.get("spec") or db.execute(sa.select(t.jobs.c.spec).where(t.jobs.c.id == job_id)).scalar()
             values["spec"] = {**(present or {}), **patch}
         if values:
             db.execute(t.jobs.update().where(t.jobs.c.id == job_id).values(**values))
+
+
+def _bring_back(db: sa.Connection, epoch: int, job_id: int) -> None:
+    """A lane's epochs may be ahead of the main one that its view joins: what they did is seen from there on."""
+    c, r = t.segments.c, t.resets.c
+    db.execute(t.segments.update().where(c.table_id == job_id, c.added_epoch > epoch).values(added_epoch=epoch))
+    hidden = (c.table_id == job_id, c.removed_epoch > epoch, c.removed_epoch != MAX_EPOCH)
+    db.execute(t.segments.update().where(*hidden).values(removed_epoch=epoch))
+    if db.execute(t.resets.delete().where(r.table_id == job_id, r.epoch >= epoch)).rowcount:
+        db.execute(t.resets.insert().values(table_id=job_id, epoch=epoch))
 
 
 def _apply_segments(db: sa.Connection, epoch: int, what: Contribution) -> dict[int, int]:

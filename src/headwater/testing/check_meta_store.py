@@ -288,6 +288,20 @@ def segments_are_visible_from_their_epoch_until_they_are_removed(make_store: Mak
     assert store.was_reset(1, 9, 11) and not store.was_reset(1, 5, 10) and not store.was_reset(2, 0, 99)
 
 
+def what_a_lane_did_ahead_of_the_epoch_that_it_joins_is_seen_from_there_on(make_store: MakeStore, name: str) -> None:
+    store = owned(make_store, name)
+    store.commit_checkpoint(MAIN_LANE, 5, Contribution(jobs_added=[job(1, "view", "creating")]), seq_high=1)
+    store.commit_checkpoint("lane", 6, Contribution(segments_added=[segment("given up")]), seq_high=1)
+    store.commit_checkpoint("lane", 8, Contribution(resets=[1]), seq_high=1)
+    store.commit_checkpoint("lane", 9, Contribution(segments_added=[segment("kept")]), seq_high=1)
+    joining = Contribution(job_updates={1: {"state": "live", "became_live": True}})
+    store.commit_checkpoint(MAIN_LANE, 7, joining, seq_high=1)
+    for epoch in (7, 8, 9):
+        assert [s.path for s in store.segments_at(1, epoch)] == ["kept"]
+    # Who had looked at it before learns that its log does not tell the change.
+    assert store.was_reset(1, 6, 7) and not store.was_reset(1, 7, 9)
+
+
 def a_dropped_job_leaves_nothing_visible_and_no_pin(make_store: MakeStore, name: str) -> None:
     store = owned(make_store, name)
     store.commit_checkpoint(MAIN_LANE, 5, Contribution(jobs_added=[job(1)], segments_added=[segment("a")]), seq_high=1)
@@ -384,6 +398,7 @@ CHECKS: Final[dict[str, Callable[[MakeStore, str], None]]] = {
         an_outcome_that_cannot_be_read_back_is_unknown,
         settling_waits_for_a_commit_that_is_still_under_way,
         segments_are_visible_from_their_epoch_until_they_are_removed,
+        what_a_lane_did_ahead_of_the_epoch_that_it_joins_is_seen_from_there_on,
         a_dropped_job_leaves_nothing_visible_and_no_pin,
         expiry_keeps_what_a_pin_or_the_last_epoch_needs,
         readers_see_whole_epochs_while_others_write,

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from headwater.connectors.trial.sink import BlackholeSink
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.sink.delivery import TRANSITIONS, DeliveryEvent, DeliveryLoop, DeliveryState, advance
+from headwater.sink.registry import sink_options
 from headwater.sink.sink import Progress, Token, Verdict, judge_progress
 
 
@@ -117,6 +119,18 @@ def test_a_target_that_lost_what_was_delivered_is_a_definite_error_with_the_way_
         DeliveryLoop(sink).start(5)
     assert "rewind memory --to-epoch 3" in caught.value.hint
     assert DeliveryLoop(sink).start(2) == 3
+
+
+def test_a_target_that_lost_everything_is_not_answered_with_a_rewind_that_is_refused() -> None:
+    with pytest.raises(DefiniteError, match="SINK_TARGET_WENT_BACK") as caught:
+        DeliveryLoop(MemorySink()).start(5)
+    assert "create it again" in caught.value.hint
+
+
+def test_a_sink_that_remembers_nothing_goes_on_after_a_restart() -> None:
+    options = sink_options({"connector": "blackhole"}, resolve_secret=str)
+    sink = BlackholeSink("hole", options, (), (), 2)
+    assert DeliveryLoop(sink).start(5) is None
 
 
 def test_an_event_that_is_not_in_the_table_raises() -> None:

@@ -196,24 +196,33 @@ class _JsonLines:
 
 
 def read_table(path: str | Path, sink: str | None = None) -> Any:
-    """The content of a Parquet files sink as an Arrow table: appended rows, or the last row of every key."""
+    """The content of a files sink as an Arrow table: appended rows, or the last row of every key.
+
+    JSON lines hold no types: a column of them has the type that its values look like.
+    """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     root = _local_path(str(path))
     records = batches(ManifestLog(root).records(), sink)
     tables = []
     for number, record in enumerate(records):
         for file in record.files:
-            table = pq.read_table(root / file["path"])
+            table = _read_file(root / file["path"])
             tables.append(table.append_column("_batch", pa.array([number] * len(table), pa.int64())))
     if not tables:
         return pa.table({})
     # Batches differ in which columns may be NULL (Spark knows that `_op` of a snapshot is not), and in added columns.
-    everything = pa.concat_tables(tables, promote_options="default")
+    everything = pa.concat_tables(tables, promote_options="permissive")
     if records[-1].type != "upsert":
         return everything.drop_columns(["_batch"])
     return _last_per_key(everything, list(records[-1].key))
+
+
+def _read_file(path: Path) -> Any:
+    import pyarrow.json as pj
+    import pyarrow.parquet as pq
+
+    return pq.read_table(path) if path.suffix == ".parquet" else pj.read_json(path)
 
 
 def _last_per_key(table: Any, key: list[str]) -> Any:

@@ -40,7 +40,7 @@ from headwater.connectors.kafka import avro
 from headwater.connectors.kafka.encode import FORMATS, SLICE, Form, encode_task, staged_exist
 from headwater.connectors.kafka.registry import register
 from headwater.connectors.kafka.transaction import INTENT, REQUEST_TIMEOUT_S, Place, Transaction, silent
-from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
+from headwater.errors import HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import Column
 from headwater.sink.base import BaseSink
 from headwater.sink.dead_letters import letters_of
@@ -80,11 +80,8 @@ class KafkaSink(BaseSink):
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         self.place.client_properties()
-        try:
-            self._create_topics()
-            self._schemas()
-        except TransientError as error:
-            raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
+        self._create_topics()
+        self._schemas()
 
     def claim(self) -> None:
         with Transaction(self.place) as transaction:

@@ -77,14 +77,11 @@ class MySqlSink(BaseSink):
         self._connection: Any = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
-        try:
-            with self._transaction() as cursor:
-                found = self._target_columns(cursor)
-                if not found:
-                    self._create_target(cursor)
-                    return
-        except TransientError as error:
-            raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
+        with self._transaction() as cursor:
+            found = self._target_columns(cursor)
+            if not found:
+                self._create_target(cursor)
+                return
         if missing := [c for c in self.column_names if c.lower() not in found]:
             raise self.target_changed(f"has no column {', '.join(missing)}")
 
@@ -120,7 +117,7 @@ class MySqlSink(BaseSink):
         from headwater.spark.sink import run_tasks
 
         letters = self.dead_letter_prefix(token)
-        task = insert_task(connector(self.options), token.payload["stage"], self.column_names, letters)
+        task = insert_task(self.name, connector(self.options), token.payload["stage"], self.column_names, letters)
         results = run_tasks(df.coalesce(int(self.options["max_connections"])), task)
         attempts = [r["attempt"] for r in results if r["rows"]]
         return token.written(rows=self.rows_of(results), attempts=attempts, **letters_of(results))
@@ -305,7 +302,7 @@ def connector(options: SinkOptions) -> Callable[[], Any]:
 
 
 def insert_task(
-    connect: Callable[[], Any], stage: str, columns: Sequence[str], letters: str | None
+    sink: str, connect: Callable[[], Any], stage: str, columns: Sequence[str], letters: str | None
 ) -> Callable[[Iterator[Any], Any], dict[str, Any]]:
     """The task for `run_tasks`: all its rows in one transaction, by multi-row INSERT."""
     names = [*columns, OP]
@@ -313,7 +310,7 @@ def insert_task(
     def task(batches: Iterator[Any], info: Any) -> dict[str, Any]:
         insert = _Insert(stage, names, int(info.attempt), DeadLetters(letters, info))
         connection: Any = None
-        with translated("of this task"), contextlib.ExitStack() as stack:
+        with translated(sink), contextlib.ExitStack() as stack:
             for batch in batches:
                 if batch.num_rows == 0:
                     continue

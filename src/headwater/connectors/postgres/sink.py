@@ -58,15 +58,11 @@ class PostgresSink(BaseSink):
         self._connection: psycopg.Connection[Any] | None = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
-        try:
-            with self._transaction() as cursor:
-                found = self._target_columns(cursor)
-                if not found:
-                    self._create_target(cursor)
-                    return
-        except TransientError as error:
-            # While creating, a wrong host or password is the user's to correct.
-            raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
+        with self._transaction() as cursor:
+            found = self._target_columns(cursor)
+            if not found:
+                self._create_target(cursor)
+                return
         missing = [c for c in self.column_names if c not in found]
         if missing:
             raise self.target_changed(f"has no column {', '.join(missing)}")
@@ -99,6 +95,7 @@ class PostgresSink(BaseSink):
         from headwater.spark.sink import run_tasks
 
         task = copy_task(
+            sink=self.name,
             connect=connector(self.options),
             statement=self.names.copy_stage(token.payload["stage"]),
             columns=self.column_names,

@@ -23,7 +23,13 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 
 def copy_task(
-    *, connect: Connect, statement: str, columns: Sequence[str], arrays: frozenset[str], dead_letters: str | None
+    *,
+    sink: str,
+    connect: Connect,
+    statement: str,
+    columns: Sequence[str],
+    arrays: frozenset[str],
+    dead_letters: str | None,
 ) -> Callable[[Iterator[Any], Any], dict[str, Any]]:
     """The task for `run_tasks`. `arrays` are the columns that are arrays in the target, others of a list type are
     JSON.
@@ -42,7 +48,7 @@ def copy_task(
                     for batch in batches:
                         copy.batch(connection, batch.select(names))
         except psycopg.Error as error:
-            raise translate(error, "of this task") from None
+            raise translate(error, sink) from None
         return {"rows": copy.rows, "bytes": copy.bytes, **copy.dead.save()}
 
     return task

@@ -29,6 +29,8 @@ PROPERTY_PREFIX: Final = "python."
 class BlackholeSink(BaseSink):
     """Reads every row and keeps nothing; for measuring everything before the target."""
 
+    durable = False  # progress is in memory: a new object knows nothing of what the last one delivered
+
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
     ) -> None:
