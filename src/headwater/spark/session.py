@@ -90,6 +90,10 @@ def _keep_values_out_of_logs() -> None:
 QUICK: Final[dict[str, str]] = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
+    # Spark describes every plan to its listeners before it runs it; of a long one that takes as long as to optimise it.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "1",
+    "spark.sql.maxPlanStringLength": "1000",
 }
 
 
