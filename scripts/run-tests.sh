@@ -9,6 +9,8 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export VENV=${VENV:-.venv}
+# A JVM that lives for a minute spends half of its time on optimising code that it then hardly uses.
+export HEADWATER_JAVA_OPTIONS=${HEADWATER_JAVA_OPTIONS:--XX:TieredStopAtLevel=1}
 export DUMP_AFTER_S=300 # a test that takes longer prints where every thread stands
 if [[ -n ${HEADWATER_SLOW_TESTS:-} ]]; then
   export LIMIT_S=7200 SELECT=""

@@ -58,6 +58,7 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     settings["spark.driver.host"] = "127.0.0.1"
     settings["spark.driver.bindAddress"] = "127.0.0.1"
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}", *java_options(java.get("JAVA_HOME", ""))]
+    options += os.environ.get("HEADWATER_JAVA_OPTIONS", "").split()
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
     settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
     if master.startswith("local"):
