@@ -109,7 +109,8 @@ def fenced(sink: str) -> DefiniteError:
     return DefiniteError(
         "SINK_FENCED",
         f"sink {sink} is owned by a newer engine",
-        hint="only one engine may deliver to a sink; stop this one",
+        hint="only one engine may deliver to a sink: stop this one; after the loss of a data directory create the sink "
+        "under another name",
     )
 
 

@@ -77,7 +77,7 @@ class BlackholeSink(BaseSink):
 
 
 class PrintSink(BlackholeSink):
-    """Prints each batch as JSON lines: `{"op":"upsert","epoch":…,"row":{…}}`, at most `print.max_rows` of a batch."""
+    """Prints each batch as JSON lines: `{"op":"upsert","row":{…}}`, at most `print.max_rows` of a batch."""
 
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int

@@ -1,0 +1,38 @@
+"""Reading SQL text with sqlglot: the dialects, and its errors in our words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Final, cast
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import ParseError, SqlglotError
+
+from headwater.errors import UsageError
+
+DIALECTS: Final = ("spark", "postgres", "mysql", "risingwave")
+
+
+class SparkText(Spark):
+    """Spark SQL as Spark 4 reads it: in `'it''s'` two quotes are one. sqlglot's own dialect would join two strings."""
+
+    class Tokenizer(Spark.Tokenizer):
+        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
+
+
+def reading(dialect: str) -> Any:
+    return SparkText if dialect == "spark" else dialect
+
+
+def parse_query(text: str, dialect: str) -> exp.Expression:
+    try:
+        tree = sqlglot.parse_one(text, read=reading(dialect))
+    except (ParseError, SqlglotError) as error:
+        raise UsageError("SQL_SYNTAX", "the statement cannot be read", detail=first_line(error)) from error
+    return cast(exp.Expression, tree)
+
+
+def first_line(error: Exception) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()[0][:300]
