@@ -161,6 +161,7 @@ def test_what_needs_a_captured_or_a_running_table_is_refused_at_once(world: Worl
     with pytest.raises(UsageError) as caught:
         world.engine.execute("VERIFY halted REPAIR")
     assert caught.value.code == "VERIFY_FAILED"
+    world.engine.execute("DROP TABLE halted")  # a failed job keeps the engine from having caught up
 
 
 def test_partitions_are_captured_through_their_root(world: World) -> None:

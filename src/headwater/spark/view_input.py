@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -49,7 +50,10 @@ class _Scans:
     def parts(self, version: str, segments: Sequence[AnySegment]) -> Parts:
         base = [s for s in segments if s.kind == "base"]
         delta = [s for s in segments if s.kind != "base"]
-        return Parts(self._part(f"{version}b", base), self._part(f"{version}d", delta))
+        parts = Parts(self._part(f"{version}b", base), self._part(f"{version}d", delta))
+        if parts.base is None or parts.delta is None or not (parts.base.tiny and parts.delta.tiny):
+            return parts
+        return replace(parts, both=self._part(f"{version}a", [*base, *delta]))
 
     def parts_into(self, version: str, segments: Sequence[AnySegment], others: _Scans) -> Parts:
         """The parts of segments, bound among the others; with their names where the scans are the same."""

@@ -95,10 +95,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The base and the deltas of a version, or of a change log; None where there are no segments."""
+    """The base and the deltas of a version, or of a change log; None where there are no segments.
+
+    `both` is one scan of base and deltas, where both are tiny: each scan costs Spark more than so few rows. The rows of
+    a base have `_seq` 0, so they are the oldest there too.
+    """
 
     base: Part | None
     delta: Part | None
+    both: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +133,8 @@ class SegmentText:
         parts = self.after if version == "after" else self.before
         if parts.delta is None:
             return sql.keep(self._scan(sql, parts.base), columns)
-        if parts.base is not None and parts.base.tiny and parts.delta.tiny:
-            ranked = sql.union([self._ranked(sql, part, columns) for part in (parts.base, parts.delta)])
-            one = sql.add(f"SELECT /*+ COALESCE(1) */ * FROM {ranked.name}", ranked.columns)
-            return sql.keep(sql.where(self._newest(sql, one, columns), f"{OP} = {OP_UPSERT}"), columns)
+        if parts.both is not None:
+            return sql.keep(sql.where(self._net(sql, parts.both, columns), f"{OP} = {OP_UPSERT}"), columns)
         live = sql.keep(sql.where(self._net(sql, parts.delta, columns), f"{OP} = {OP_UPSERT}"), columns)
         if parts.base is None:
             return live
@@ -139,7 +142,7 @@ class SegmentText:
 
     def lookup(self, sql: Sql, version: Version, columns: Sequence[str], keys: Rel) -> Rel:
         parts = self.after if version == "after" else self.before
-        if parts.delta is None:
+        if parts.delta is None or (parts.both is not None and sql.one_task):
             return semi_by_key(sql, self.rows(sql, version, columns), self.schema.key, keys)
         found = [
             semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
@@ -173,14 +176,20 @@ class SegmentText:
         keys = sql.union(touched)
         keys = keys.few() if all(p.few for p in logs) else keys
         found = [sql.extend(self._ranked(sql, p, columns), {"_hw_is_new": "true"}) for p in logs]
-        for part in (self.before.base, self.before.delta):
-            if part is not None:
-                old = semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
-                found.append(sql.extend(old, {"_hw_is_new": "false"}))
+        old = [p for p in (self.before.base, self.before.delta) if p is not None]
+        if sql.one_task:
+            # All are read, and those that nobody touched left out afterwards: a join costs Spark more.
+            old = [self.before.both] if self.before.both is not None else old
+            found += [sql.extend(self._ranked(sql, p, columns), {"_hw_is_new": "false"}) for p in old]
+        else:
+            for part in old:
+                rows = semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
+                found.append(sql.extend(rows, {"_hw_is_new": "false"}))
         struct = f"struct({', '.join(map(quoted, [*columns, OP]))})"
         newest = f"max_by({struct}, {SEQ}) FILTER (WHERE {{}} _hw_is_new)"
         versions = {"_hw_old": newest.format("NOT"), "_hw_new": newest.format("")}
-        return sql.group(sql.union(found), self.schema.key, versions)
+        grouped = sql.group(sql.union(found), self.schema.key, versions)
+        return sql.where(grouped, "_hw_new IS NOT NULL") if sql.one_task else grouped
 
     def _images(self, sql: Sql, versions: Rel, columns: Sequence[str]) -> Rel:
         """One row per image: the old one as a delete, the new one as an upsert."""

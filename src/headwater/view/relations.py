@@ -61,7 +61,7 @@ class Sql:
     def __init__(self, types_of: Callable[[str], Types], *, broadcast: bool = True, one_task: bool = False) -> None:
         self._types_of = types_of
         self._broadcast = broadcast and not one_task
-        self._one_task = one_task
+        self.one_task = one_task
         self._names: dict[str, str] = {}  # text -> name
         self._selects: dict[str, tuple[Rel, Mapping[str, str]]] = {}  # name -> what it selects from what
         self._types: dict[str, Types] = {}
@@ -134,7 +134,7 @@ class Sql:
             for part in parts
         ]
         text = " UNION ALL ".join(selects)
-        if self._one_task:
+        if self.one_task:
             text = f"SELECT /*+ COALESCE(1) */ * FROM ({text})"
         return self.add(text, first.columns)
 
