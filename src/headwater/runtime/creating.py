@@ -53,6 +53,7 @@ class Creating:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.lanes: dict[int, Lane] = {}
+        self.troubled: set[int] = set()  # views whose last step failed
 
     # -- statements -------------------------------------------------------------------------------------------------
 
@@ -108,6 +109,8 @@ class Creating:
             job = self.core.registry.by_id.get(job_id)
             if job is None or job.state != "creating" or self.core.paused or rate_limit(job) == 0:
                 return
+            if job_id in self.troubled:  # hw_errors says why; it goes on trying
+                return
             await asyncio.sleep(0.02)
 
     # -- lanes ------------------------------------------------------------------------------------------------------
@@ -139,6 +142,7 @@ class Creating:
         return [ViewCreator(self.core, job)] if job is not None and job.state == "creating" else []
 
     async def cancel(self, job: JobRow) -> None:
+        self.troubled.discard(job.id)
         if (lane := self.lanes.pop(job.id, None)) is not None:
             await lane.stop(final_checkpoint=False)
 
@@ -219,6 +223,7 @@ class ViewCreator:
 
     def _take(self, state: CreatingState, segments: list[NewSegment], contribution: Contribution) -> None:
         self.state = state
+        self.core.creating.troubled.discard(self.job_id)
         self.trouble = ""
         self.view.segments = [*self.view.segments, *segments]
         contribution.segments_added += segments
@@ -233,6 +238,7 @@ class ViewCreator:
         the view is hidden by the same checkpoint. Any other group is taken up to the newest epoch (`_consume`).
         """
         self.core.record_error(self.job_id, self.job.name, error, retrying=True)
+        self.core.creating.troubled.add(self.job_id)
         self.trouble = f"{error}"
         self.not_before = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self.failures)
         self.failures += 1

@@ -140,11 +140,12 @@ class TcpProxy:
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
             await self._flow.wait()
+            if counted:  # before the other side can have it, and look
+                self.bytes_from_target += len(block)
             writer.write(block)
             await writer.drain()
             if counted:
                 carried += len(block)
-                self.bytes_from_target += len(block)
                 if self._cut_after is not None and carried >= self._cut_after:
                     raise ConnectionResetError
         with contextlib.suppress(OSError):
