@@ -31,7 +31,7 @@ HASH_CELLS: Final = 64  # into which the keys of one vnode are divided to find t
 QUICK_ROWS: Final = 200_000  # changes that one task aggregates in well under a second
 # So few rows are through before code for them would be compiled, or tasks for parts of them started.
 TINY_ROWS: Final = 50_000
-TOGETHER: Final = 16  # views in one job: Spark plans a job in one thread, and its plan is held in memory
+TOGETHER: Final = 4  # views in one job: Spark plans a job in one thread, and the plan of many grows faster than they do
 
 
 def _sources(reader: Any, inputs: Inputs, vnodes: tuple[int, int] | None = None) -> dict[str, Source]:
