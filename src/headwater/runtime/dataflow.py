@@ -11,6 +11,7 @@ One actor runs it, because one Spark job serves all tables of an epoch; errors c
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
+log = logging.getLogger(__name__)
 Refreshed = list[tuple[ViewState, "list[NewSegment] | DefiniteError"]]
 VIEW_RETRY_S: Final = 5.0  # a failed view tries again this often: the cause may be gone
 
@@ -351,14 +353,16 @@ class Dataflow:
         return not view.failed or time.monotonic() >= view.retry_at
 
     async def _refreshed(self, views: list[ViewState]) -> Sequence[Refreshed]:
-        """The new segments of each view, or why there are none. Small refreshes are one job, large ones one each.
+        """The new segments of each view, or why there are none. Small refreshes share jobs, large ones are one each.
 
         A view that has failed is tried alone: it would take the others' job down with it.
         """
         from headwater.spark.view_job import TOGETHER, may_join
 
-        joined = [v for v in views if not v.failed and may_join(v, self._inputs(v))]
-        alone = [v for v in views if v not in joined]
+        joined: list[ViewState] = []
+        alone: list[ViewState] = []
+        for view in views:
+            (joined if not view.failed and may_join(view, self._inputs(view)) else alone).append(view)
         groups = [joined[i : i + TOGETHER] for i in range(0, len(joined), TOGETHER)]
         return await asyncio.gather(*map(self._refresh_together, groups), *map(self._refresh_alone, alone))
 
@@ -368,9 +372,12 @@ class Dataflow:
         works = [(view, self._inputs(view)) for view in views]
         try:
             found = await self.core.jobs.run("view", "view", lambda: refresh_together(self.core, works))
-        except DefiniteError:  # of one of them: which, and who is well, shows when each runs alone
+        except DefiniteError as error:  # of one of them: which, and who is well, shows when each runs alone
             apart = await asyncio.gather(*map(self._refresh_alone, views))
-            return [outcome for outcomes in apart for outcome in outcomes]
+            outcomes = [outcome for part in apart for outcome in part]
+            if not any(isinstance(outcome, DefiniteError) for _, outcome in outcomes):
+                log.warning("a refresh of %d views failed, and each of them alone did not: %s", len(views), error)
+            return outcomes
         return [(view, found[view.job.id]) for view in views]
 
     async def _refresh_alone(self, view: ViewState) -> Refreshed:

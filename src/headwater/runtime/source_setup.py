@@ -5,22 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from headwater.errors import HeadwaterError, SourceError, TransientError, UsageError
 
 if TYPE_CHECKING:
     from headwater.connectors.postgres.client import PostgresConfig
-
-_NAMES_QUERY: Final = """
-SELECT named.oid::int8, own_schema.nspname || '.' || own.relname
-  FROM unnest(%s::int8[], %s::text[], %s::text[]) WITH ORDINALITY t(oid, schema, name, place)
-  LEFT JOIN pg_namespace n ON n.nspname = t.schema
-  LEFT JOIN pg_class named ON named.relnamespace = n.oid AND named.relname = t.name AND named.relkind IN ('r', 'p')
-  LEFT JOIN pg_class own ON own.oid = t.oid
-  LEFT JOIN pg_namespace own_schema ON own_schema.oid = own.relnamespace
- ORDER BY t.place
-"""
 
 
 def open_slot(config: PostgresConfig) -> dict[str, Any]:
@@ -124,11 +114,11 @@ def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, froze
 
 def names_now(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) -> list[tuple[int | None, str | None]]:
     """For each table (number, schema, name): the number of the one that has this name now, and its own name now."""
-    from headwater.connectors.postgres.client import connect, translated
+    from headwater.connectors.postgres import catalogue
+    from headwater.connectors.postgres.client import connect
 
-    oids, schemas, names = zip(*tables, strict=True)
-    with connect(config) as conn, translated("looking at the tables' names"):
-        return conn.execute(_NAMES_QUERY, (list(oids), list(schemas), list(names))).fetchall()
+    with connect(config) as conn:
+        return catalogue.names_now(conn, tables)
 
 
 def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False) -> int:

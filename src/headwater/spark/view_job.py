@@ -1,6 +1,6 @@
 """The Spark job of views' refresh or creation: the change of a view, written as segments of its storage table.
 
-Small refreshes are done together: one job for all views that have changed in an epoch and do not depend on each other.
+Small refreshes are done together: one job for several views (`TOGETHER`) that do not depend on each other.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from headwater.spark.view import Source, initial, refresh
 from headwater.spark.view_input import segment_source
 from headwater.spark.view_rows import RowWriter, writable, write_rows
 from headwater.storage.checkpoint import NewSegment
+from headwater.storage.files import segment_folder
 from headwater.view.plan import Strategy, ViewPlan
 
 Inputs = dict[str, tuple[TableState, InputLog]]
@@ -70,7 +71,8 @@ def refresh_together(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> di
     frames = []
     with explained("VIEW_FAILED"):
         for view, inputs in works:
-            writer = RowWriter(core.data_dir, view.job.id, view.schema, core.vnode_count, core.sequence.take(1 << 39))
+            seq_base, folder = core.sequence.take(1 << 39), segment_folder(view.job.id)
+            writer = RowWriter(core.data_dir, view.job.id, view.schema, core.vnode_count, seq_base, folder)
             frames.append((_change(spark, core, view, inputs, one_task=tiny), writer))
         return write_rows(frames)
 

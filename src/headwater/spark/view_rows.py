@@ -5,6 +5,7 @@ Spark's own writer (`segment.py`) is one job for each table that it writes, so i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -18,7 +19,7 @@ from pyspark.sql import DataFrame
 from headwater.errors import TransientError, disk_full, is_disk_full
 from headwater.model.schema import SEQ, Schema
 from headwater.storage.checkpoint import NewSegment
-from headwater.storage.files import DataDir
+from headwater.storage.files import DataDir, segment_path
 from headwater.storage.segments import write_segment
 
 SEGMENT_ROWS: Final = 262_144  # what a task holds before it writes a segment: its memory is bounded
@@ -43,6 +44,7 @@ class RowWriter:
     schema: Schema
     vnode_count: int
     seq_base: int
+    folder: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -52,7 +54,13 @@ class RowWriter:
                 numbered = rows.append_column(SEQ, pa.array(np.arange(seq, seq + rows.num_rows)))
                 seq += rows.num_rows
                 segment = write_segment(
-                    self.data_dir, self.table_id, self.schema, numbered, kind="delta", vnode_count=self.vnode_count
+                    self.data_dir,
+                    self.table_id,
+                    self.schema,
+                    numbered,
+                    kind="delta",
+                    vnode_count=self.vnode_count,
+                    path=segment_path(self.table_id, self.folder),
                 )
                 yield self._result(segment.path, segment.rows, segment.bytes, None)
         except OSError as error:
@@ -80,8 +88,14 @@ def write_rows(frames: list[tuple[DataFrame, RowWriter]]) -> dict[int, list[NewS
     """Write each frame's rows as delta segments: one Spark job for all. Segments by table."""
     found: dict[int, list[NewSegment]] = {writer.table_id: [] for _, writer in frames}
     written = [frame.mapInArrow(writer, RESULT) for frame, writer in frames]
-    for row in reduce(DataFrame.union, written).collect():
-        if row.error is not None:
-            raise disk_full() if row.error == FULL else TransientError("SPARK_FAILED", f"Spark failed: {row.error}")
-        found[row.table_id].append(NewSegment(row.table_id, row.path, "delta", row.rows, row.bytes))
+    try:
+        for row in reduce(DataFrame.union, written).collect():
+            if row.error is not None:
+                raise disk_full() if row.error == FULL else TransientError("SPARK_FAILED", f"Spark failed: {row.error}")
+            found[row.table_id].append(NewSegment(row.table_id, row.path, "delta", row.rows, row.bytes))
+    except BaseException:
+        for _, writer in frames:  # some tasks may have finished before another failed
+            with contextlib.suppress(OSError):
+                writer.data_dir.delete([writer.folder])
+        raise
     return found

@@ -69,9 +69,9 @@ class DataDir:
         return [(i.path[prefix:], i.size) for i in fs.get_file_info(selector) if i.type == pafs.FileType.File]
 
 
-def segment_path(table_id: int) -> str:
+def segment_path(table_id: int, folder: str | None = None) -> str:
     """A fresh name for a segment; never reused, so that a retried task cannot clash with its first attempt."""
-    return f"tables/{table_id}/{uuid.uuid4().hex}.parquet"
+    return f"{folder or f'tables/{table_id}'}/{uuid.uuid4().hex}.parquet"
 
 
 def segment_folder(table_id: int) -> str:

@@ -41,13 +41,14 @@ def write_segment(
     kind: str,
     vnode_count: int,
     is_change: bool = True,
+    path: str | None = None,
 ) -> NewSegment:
     """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made."""
     rows = with_vnode(rows, schema, vnode_count)
     rows = rows.select(arrow_schema(schema).names).cast(arrow_schema(schema)).combine_chunks()
     order = pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in schema.key)])
     rows = rows.take(order)
-    path = segment_path(table_id)
+    path = path or segment_path(table_id)
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:

@@ -5,7 +5,7 @@ Types are decided in `types.py` (which also has the statement that lists columns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -58,6 +58,15 @@ SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::float8 AS tuples, coalesce(su
 """
 # A deferrable key is none: the server does not take it as the replica identity (publishing the table would make every
 # UPDATE and DELETE of its users fail), and two rows may have it at once until their transaction ends.
+_NAMES_QUERY: Final = """
+SELECT named.oid::int8, own_schema.nspname || '.' || own.relname
+  FROM unnest(%s::int8[], %s::text[], %s::text[]) WITH ORDINALITY t(oid, schema, name, place)
+  LEFT JOIN pg_namespace n ON n.nspname = t.schema
+  LEFT JOIN pg_class named ON named.relnamespace = n.oid AND named.relname = t.name AND named.relkind IN ('r', 'p')
+  LEFT JOIN pg_class own ON own.oid = t.oid
+  LEFT JOIN pg_namespace own_schema ON own_schema.oid = own.relnamespace
+ ORDER BY t.place
+"""
 _INDEX_QUERY: Final = """
 SELECT i.indisprimary AS primary, i.indisreplident AS identity,
        (SELECT array_agg(a.attname::text ORDER BY k.place)
@@ -146,6 +155,13 @@ def list_tables(conn: Connection, schema: str | None = None) -> list[tuple[str, 
     """(schema, name) of every permanent table; a partitioned one as a whole, without its parts."""
     with translated("listing tables"):
         return [(s, n) for s, n in conn.execute(_LIST_QUERY, (schema, schema))]
+
+
+def names_now(conn: Connection, tables: Sequence[tuple[int, str, str]]) -> list[tuple[int | None, str | None]]:
+    """For each table (number, schema, name): the number of the one that has this name now, and its own name now."""
+    oids, schemas, names = zip(*tables, strict=True)
+    with translated("looking at the tables' names"):
+        return conn.execute(_NAMES_QUERY, (list(oids), list(schemas), list(names))).fetchall()
 
 
 def describe(conn: Connection, schema: str, name: str) -> TableInfo:
