@@ -25,7 +25,7 @@ from headwater.storage.checkpoint import Contribution, JobRow
 if TYPE_CHECKING:
     from headwater.connectors.postgres.client import PostgresConfig
     from headwater.engine import EngineCore
-    from headwater.runtime.dataflow import Staged
+    from headwater.runtime.tables import Staged
 
 log = logging.getLogger(__name__)
 CONNECTORS: Final = ("postgres-cdc",)

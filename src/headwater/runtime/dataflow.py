@@ -10,54 +10,19 @@ One actor runs it, because one Spark job serves all tables of an epoch; errors c
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
-from headwater.errors import DefiniteError, HeadwaterError, TransientError
+from headwater.errors import DefiniteError
 from headwater.model.barrier import Barrier, BarrierKind, MutationKind
+from headwater.runtime.live_views import LiveViews
 from headwater.runtime.registry import schema_of
-from headwater.runtime.tables import Batch, InputLog, TableState, ViewState
+from headwater.runtime.tables import Batch, Staged, Swap, TableState, Taken
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
-
-log = logging.getLogger(__name__)
-Refreshed = list[tuple[ViewState, "list[NewSegment] | DefiniteError"]]
-VIEW_RETRY_S: Final = 5.0  # a failed view tries again this often: the cause may be gone
-
-
-@dataclass(slots=True)
-class Swap:
-    """A compaction's result, waiting for a barrier: these segments for those."""
-
-    table_id: int
-    removed: dict[str, int]  # path → segment id
-    added: list[NewSegment]
-
-
-@dataclass(slots=True)
-class Staged:
-    """What this barrier staged, by table."""
-
-    segments: dict[int, list[NewSegment]] = field(default_factory=dict)
-    resets: set[int] = field(default_factory=set)
-
-    def add(self, segment: NewSegment) -> None:
-        self.segments.setdefault(segment.table_id, []).append(segment)
-
-
-@dataclass(slots=True)
-class Taken:
-    """The acknowledged writes that a barrier took; kept until they are committed: a recovery stages them again."""
-
-    epoch: int
-    batches: dict[int, list[Batch]]
 
 
 class Dataflow:
@@ -69,7 +34,7 @@ class Dataflow:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.tables: dict[int, TableState] = {}
-        self.views: dict[int, ViewState] = {}
+        self.live_views = LiveViews(self)
         self.swaps: list[Swap] = []
         self.uncommitted: list[tuple[int, NewSegment]] = []
         self._taken: list[Taken] = []
@@ -84,31 +49,12 @@ class Dataflow:
         for job in self.core.registry.of_kind("table"):
             self.add_table(job)
             self.tables[job.id].pending = pending.get(job.id, [])
-        for level in self.core.registry.view_levels(self._live_views()):
-            for job in level:
-                self._restore_view(job)
-
-    def _live_views(self) -> list[JobRow]:
-        return [j for j in self.core.registry.of_kind("view") if j.state != "creating"]
+        self.live_views.rebuild()
 
     def add_table(self, job: JobRow) -> None:
         segments = self.core.meta.segments_at(job.id, self.core.meta.committed_epoch())
         written = 0 if job.spec.get("captured") else (self.core.meta.state(job.id, "progress") or {}).get("rows", 0)
         self.tables[job.id] = TableState(job, schema_of(job), list(segments), written=written)
-
-    def _restore_view(self, job: JobRow) -> None:
-        committed = self.committed_epoch
-        consumed = int(self.core.meta.state(job.id, "consumed") or committed)
-        failed = job.state == "failed"
-        view = ViewState(job, schema_of(job), list(self.core.meta.segments_at(job.id, committed)), failed=failed)
-        view.consumed_epoch = consumed if failed else committed
-        for input_id in self.core.registry.depends_on(job):
-            log = InputLog(seen=list(self.core.meta.segments_at(input_id, view.consumed_epoch)))
-            if failed:
-                log.log = list(self.core.meta.change_segments(input_id, consumed, committed))
-                log.reset = self.core.meta.was_reset(input_id, consumed, committed)
-            view.inputs[input_id] = log
-        self.views[job.id] = view
 
     def waits(self, ticket: int) -> bool:
         """Whether a write with this ticket, or an earlier one, is not committed yet."""
@@ -133,24 +79,25 @@ class Dataflow:
         return [s.path for _, s in self.uncommitted if s.path not in kept]
 
     def state(self, job_id: int) -> TableState | None:
-        return self.tables.get(job_id) or self.views.get(job_id)
+        return self.tables.get(job_id) or self.live_views.states.get(job_id)
+
+    def states(self) -> list[TableState]:
+        return [*self.tables.values(), *self.live_views.states.values()]
 
     def sync(self) -> None:
         """Follow the registry after a commit that changed it."""
         known = self.core.registry.by_id
-        for job_id in [i for i in (*self.tables, *self.views) if i not in known]:
-            dropped = self.tables.pop(job_id, None)
-            if dropped is not None:  # what was written to it beside the drop goes with it
-                self.core.forget_files(path for b in dropped.pending for path in _files(b))
-            self.views.pop(job_id, None)
+        for job_id in [i for i in self.tables if i not in known]:
+            dropped = self.tables.pop(job_id)
+            # What was written to it beside the drop goes with it.
+            self.core.forget_files(path for b in dropped.pending for path in _files(b))
         for job in self.core.registry.of_kind("table"):
             if job.id in self.tables:
                 self.tables[job.id].job = job
                 self.tables[job.id].schema = schema_of(job)
             else:
                 self.add_table(job)
-        for job_id, view in self.views.items():
-            view.job = known[job_id]
+        self.live_views.sync()
 
     async def run(self, barriers: BarrierReceiver, manager: LocalBarrierManager) -> None:
         async for barrier in barriers:
@@ -163,9 +110,7 @@ class Dataflow:
     def on_committed(self, epoch: int) -> None:
         self.committed_epoch = epoch
         self.uncommitted = [(e, s) for e, s in self.uncommitted if e > epoch]
-        for view in self.views.values():
-            if not view.failed:
-                view.consumed_epoch = epoch
+        self.live_views.on_committed(epoch)
         for _, table_id, rows in [w for w in self._written if w[0] <= epoch]:
             if table_id in self.tables:
                 self.core.report_progress(table_id, rows=rows)
@@ -189,9 +134,10 @@ class Dataflow:
         self._apply_swaps(contribution)
         joining = [m.argument for m in barrier.mutations if m.kind is MutationKind.ADD and m.argument is not None]
         for view in joining:
-            self._join(view)
-        if not barrier.paused or not self._paused_before(barrier) or joining or self._feeds_a_view(staged):
-            await self._stage_views(contribution, staged)
+            self.live_views.join(view)
+        # A write that was under way at the PAUSE is in this barrier: the views have it at the same epoch (I4).
+        if not barrier.paused or not self._paused_before(barrier) or joining or self.live_views.are_fed_by(staged):
+            await self.live_views.stage(contribution, staged)
         for segments in staged.segments.values():
             contribution.segments_added += segments
             self.uncommitted += [(int(barrier.epoch.prev), s) for s in segments]
@@ -201,11 +147,6 @@ class Dataflow:
 
     def _paused_before(self, barrier: Barrier) -> bool:
         return not any(m.kind is MutationKind.PAUSE for m in barrier.mutations)
-
-    def _feeds_a_view(self, staged: Staged) -> bool:
-        """A write that was under way at the PAUSE is in this barrier: the views have it at the same epoch (I4)."""
-        changed = {*staged.segments, *staged.resets}
-        return any(not changed.isdisjoint(view.inputs) for view in self.views.values())
 
     async def _stage_tables(self, barrier: Barrier, contribution: Contribution, staged: Staged) -> None:
         tasks = self._take_pending(int(barrier.epoch.prev), contribution, staged)
@@ -297,162 +238,6 @@ class Dataflow:
                 continue
             contribution.segments_added += swap.added
             contribution.segments_removed += swap.removed.values()
-
-    # -- views ------------------------------------------------------------------------------------------------------
-
-    def _join(self, view: ViewState) -> None:
-        """A created view enters: what its inputs committed since its lane's last epoch, and staged, is its log.
-
-        With a copy of what its lane handed over: if this barrier is lost, the same enters again.
-        """
-        inputs = {i: InputLog(seen=list(log.seen)) for i, log in view.inputs.items()}
-        view = replace(view, segments=list(view.segments), inputs=inputs)
-        for input_id, log in view.inputs.items():
-            state = self.state(input_id)
-            if state is None:
-                raise DefiniteError("INPUT_DROPPED", f"an input of view {view.job.name} was dropped")
-            committed = self.core.meta.change_segments(input_id, view.consumed_epoch, self.committed_epoch)
-            paths = {s.path for s in committed}
-            waiting = [s for _, s in self.uncommitted if s.table_id == input_id and s.path not in paths]
-            log.log = [*committed, *waiting]
-            log.reset = self.core.meta.was_reset(input_id, view.consumed_epoch, self.committed_epoch)
-        self.views[view.job.id] = view
-
-    async def _stage_views(self, contribution: Contribution, staged: Staged) -> None:
-        for view in self.views.values():
-            for input_id, log in view.inputs.items():
-                self._extend(log, input_id, staged)
-        jobs = [v.job for v in self.views.values()]
-        for level in self.core.registry.view_levels(jobs) if jobs else []:
-            views = [self.views[j.id] for j in level]
-            for view in views:
-                for input_id, log in view.inputs.items():
-                    if input_id in self.views:
-                        self._extend(log, input_id, staged)
-            ready = [view for view in views if self._is_ready(view, contribution)]
-            for batch in await self._refreshed(ready):
-                for view, outcome in batch:
-                    self._take_refresh(view, outcome, contribution, staged)
-
-    def _extend(self, log: InputLog, input_id: int, staged: Staged) -> None:
-        known = {s.path for s in log.log}
-        log.log += [s for s in staged.segments.get(input_id, []) if s.path not in known and s.is_change]
-        log.reset = log.reset or input_id in staged.resets
-
-    def _is_ready(self, view: ViewState, contribution: Contribution) -> bool:
-        """Whether there is something to refresh, and nothing in the way."""
-        if not any(log.changed for log in view.inputs.values()):
-            self._seen(view)
-            if view.failed:
-                self._recovered(view, contribution)
-            return False
-        if any(self.views[i].failed for i in view.inputs if i in self.views):
-            error = DefiniteError("INPUT_FAILED", f"an input of {view.job.name} has stopped")
-            self._view_failed(view, error, contribution)
-            return False
-        return not view.failed or time.monotonic() >= view.retry_at
-
-    async def _refreshed(self, views: list[ViewState]) -> Sequence[Refreshed]:
-        """The new segments of each view, or why there are none. Small refreshes share jobs, large ones are one each.
-
-        A view that has failed is tried alone: it would take the others' job down with it.
-        """
-        from headwater.spark.view_job import TOGETHER, may_join
-
-        joined: list[ViewState] = []
-        alone: list[ViewState] = []
-        for view in views:
-            (joined if not view.failed and may_join(view, self._inputs(view)) else alone).append(view)
-        groups = [joined[i : i + TOGETHER] for i in range(0, len(joined), TOGETHER)]
-        return await asyncio.gather(*map(self._refresh_together, groups), *map(self._refresh_alone, alone))
-
-    async def _refresh_together(self, views: list[ViewState]) -> Refreshed:
-        from headwater.spark.view_job import refresh_together
-
-        works = [(view, self._inputs(view)) for view in views]
-        try:
-            found = await self.core.jobs.run("view", "view", lambda: refresh_together(self.core, works))
-        except DefiniteError as error:  # of one of them: which, and who is well, shows when each runs alone
-            apart = await asyncio.gather(*map(self._refresh_alone, views))
-            outcomes = [outcome for part in apart for outcome in part]
-            if not any(isinstance(outcome, DefiniteError) for _, outcome in outcomes):
-                log.warning("a refresh of %d views failed, and each of them alone did not: %s", len(views), error)
-            return outcomes
-        return [(view, found[view.job.id]) for view in views]
-
-    async def _refresh_alone(self, view: ViewState) -> Refreshed:
-        from headwater.spark.view_job import refresh_segments
-
-        inputs = self._inputs(view)
-        try:
-            found = await self.core.jobs.run("view", "view", lambda: refresh_segments(self.core, view, inputs))
-        except DefiniteError as error:
-            return [(view, error)]
-        return [(view, found)]
-
-    def _take_refresh(
-        self, view: ViewState, outcome: list[NewSegment] | DefiniteError, contribution: Contribution, staged: Staged
-    ) -> None:
-        if isinstance(outcome, DefiniteError):
-            if not view.failed:
-                self.core.background(self._find_key(view, outcome))
-            self._view_failed(view, outcome, contribution)
-            return
-        for segment in outcome:
-            staged.add(segment)
-        view.segments = [*view.segments, *outcome]
-        self._seen(view)
-        self.core.count_rows({view.job.id: outcome})
-        if view.failed:
-            self._recovered(view, contribution)
-
-    async def _find_key(self, view: ViewState, error: DefiniteError) -> None:
-        """Beside the lane: which key it was, for hw_errors. The others' refresh goes on meanwhile."""
-        from headwater.spark.view_job import failing_key
-
-        inputs = {
-            name: (replace(state, segments=list(state.segments)), replace(log, log=list(log.log)))
-            for name, (state, log) in self._inputs(view).items()
-        }
-        try:
-            key = await self.core.jobs.run("query", "diagnosis", lambda: failing_key(self.core, view, inputs))
-        except HeadwaterError:
-            return  # whatever it was is reported where it matters
-        if key is not None and view.failed and view.job.id in self.core.registry.by_id:
-            found = DefiniteError(error.code, f"{error.message}, at {key}", detail=error.detail, hint=error.hint)
-            self.core.record_error(view.job.id, view.job.name, found, retrying=True)
-
-    def _inputs(self, view: ViewState) -> dict[str, tuple[TableState, InputLog]]:
-        found = {}
-        for input_id, log in view.inputs.items():
-            state = self.state(input_id)
-            assert state is not None
-            found[state.job.name] = (state, log)
-        return found
-
-    def _seen(self, view: ViewState) -> None:
-        for input_id, log in view.inputs.items():
-            state = self.state(input_id)
-            if state is not None:
-                log.seen, log.log, log.reset = list(state.segments), [], False
-
-    def _view_failed(self, view: ViewState, error: HeadwaterError, contribution: Contribution) -> None:
-        view.retry_at = time.monotonic() + VIEW_RETRY_S
-        if view.failed:
-            return
-        if any(s.table_id == view.job.id for _, s in self.uncommitted):
-            # Barriers before this one hold rows of the view and will be committed with it, under one epoch: none could
-            # say what it has consumed. From the last checkpoint on it fails with everything since at once.
-            raise TransientError("VIEW_FAILED", f"view {view.job.name} failed between two checkpoints") from None
-        view.failed = True
-        contribution.states[(view.job.id, "consumed")] = view.consumed_epoch
-        contribution.pins[f"job:{view.job.id}"] = view.consumed_epoch
-        self.core.job_failed(view.job.id, error, contribution, retrying=True)
-
-    def _recovered(self, view: ViewState, contribution: Contribution) -> None:
-        view.failed = False
-        contribution.pins_dropped.append(f"job:{view.job.id}")
-        contribution.job_updates.setdefault(view.job.id, {})["state"] = "live"
 
 
 def _files(batch: Batch) -> list[str]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from headwater.errors import HeadwaterError
+from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.epoch import Epoch
-from headwater.runtime.dataflow import Swap
-from headwater.runtime.tables import TableState
+from headwater.runtime.tables import AnySegment, Swap, TableState
 from headwater.storage.checkpoint import NewSegment, Segment
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ MAX_DELTAS: Final = 16
 # Deltas beyond this part of the base are folded into it; below a floor a table is too small to care.
 FOLD_FRACTION: Final = 0.25
 FOLD_FLOOR_BYTES: Final = 4 * 1024 * 1024
+# Many base files that are smaller than this on average are written anew as few.
+SMALL_BASE_BYTES: Final = 1024 * 1024
 
 
 class Maintenance:
@@ -41,8 +43,7 @@ class Maintenance:
             await asyncio.sleep(ROUND_S)
             try:
                 await self.collect_garbage()
-                for state in [*self.core.dataflow.tables.values(), *self.core.dataflow.views.values()]:
-                    await self.compact(state)
+                await self.compact()
             except HeadwaterError as error:
                 log.warning("house-keeping failed: %s", error)
                 self.core.record_error(None, "maintenance", error, retrying=True)
@@ -63,7 +64,7 @@ class Maintenance:
         epochs = [int(Epoch.at_unix_ms(kept_ms)), committed]
         epochs += self.core.queries.reading.values()
         epochs += self.core.meta.pin_rows().values()
-        epochs += [v.consumed_epoch for v in self.core.dataflow.views.values()]
+        epochs += [v.consumed_epoch for v in self.core.dataflow.live_views.states.values()]
         oldest = min(epochs)
         # An epoch that falls between two committed ones keeps the earlier one readable.
         earlier = self.core.meta.last_epoch_before(oldest)
@@ -71,19 +72,23 @@ class Maintenance:
 
     # -- compaction -------------------------------------------------------------------------------------------------
 
-    async def compact(self, state: TableState) -> None:
-        if any(s.table_id == state.job.id for s in self.core.dataflow.swaps):
-            return
-        segments = await asyncio.to_thread(self.core.meta.segments_at, state.job.id, self.core.meta.committed_epoch())
-        base = [s for s in segments if s.kind == "base"]
-        deltas = [s for s in segments if s.kind == "delta"]
-        delta_bytes, base_bytes = sum(s.bytes for s in deltas), sum(s.bytes for s in base)
-        if deltas and delta_bytes > max(FOLD_FLOOR_BYTES, FOLD_FRACTION * base_bytes):
-            await self._fold(state, segments)
-        elif len(deltas) > MAX_DELTAS:
-            await self._merge(state, sorted(deltas, key=lambda s: s.bytes)[: len(deltas) - 1])
-        elif len(base) > 4 * MAX_DELTAS and _small(base):
-            await self._fold(state, segments)
+    async def compact(self) -> None:
+        """Fold the tables whose deltas have grown; merge the deltas of the others that have many, all in one job."""
+        waiting = {s.table_id for s in self.core.dataflow.swaps}
+        states = [s for s in self.core.dataflow.states() if s.job.id not in waiting]
+        for state in states:
+            if _must_fold(state.segments):
+                segments = await self._committed(state)
+                if _must_fold(segments):
+                    await self._fold(state, segments)
+        if any(_deltas(state.segments) > MAX_DELTAS for state in states):
+            # Those that will be due soon come along: the job costs more than what it does.
+            many = [state for state in states if _deltas(state.segments) > MAX_DELTAS // 2]
+            await self._merge([(state, _without_largest(await self._committed(state))) for state in many])
+
+    async def _committed(self, state: TableState) -> list[Segment]:
+        """What is staged and not committed may be lost yet: only what is committed is rewritten."""
+        return await asyncio.to_thread(self.core.meta.segments_at, state.job.id, self.core.meta.committed_epoch())
 
     async def _fold(self, state: TableState, segments: list[Segment]) -> None:
         """Everything into a new base: one Spark job."""
@@ -109,21 +114,44 @@ class Maintenance:
         added = await self.core.jobs.run("compaction", "compaction", work)
         self.core.dataflow.swaps.append(Swap(state.job.id, {s.path: s.id for s in segments}, added))
 
-    async def _merge(self, state: TableState, deltas: list[Segment]) -> None:
-        """Many small deltas into one, newest change per key."""
+    async def _merge(self, due: list[tuple[TableState, list[Segment]]]) -> None:
+        """Many small deltas of each table into one of it, newest change per key."""
+        due = [(state, deltas) for state, deltas in due if len(deltas) > 1]
 
-        def work() -> list[NewSegment]:
+        def work() -> list[dict[str, Any]]:
             from headwater.spark.merge import MergeDeltas
-            from headwater.spark.tasks import run_tasks
+            from headwater.spark.query import explained
+            from headwater.spark.tasks import balanced, run_tasks
 
-            task = MergeDeltas(
-                self.core.data_dir, state.job.id, state.schema, tuple(s.path for s in deltas), self.core.vnode_count
-            )
-            return [NewSegment(**r["segment"]) for r in run_tasks(self.core.spark, [[task]])]
+            tasks = []
+            for state, deltas in due:
+                paths = tuple(s.path for s in deltas)
+                task = MergeDeltas(self.core.data_dir, state.job.id, state.schema, paths, self.core.vnode_count)
+                tasks.append((sum(s.bytes for s in deltas), task))
+            with explained("COMPACTION_FAILED"):
+                return run_tasks(self.core.spark, balanced(tasks, self.core.slots))
 
-        added = await self.core.jobs.run("compaction", "compaction", work)
-        self.core.dataflow.swaps.append(Swap(state.job.id, {s.path: s.id for s in deltas}, added))
+        merged = {r["subject"]: r for r in await self.core.jobs.run("compaction", "compaction", work)}
+        for state, deltas in due:
+            result = merged[state.job.id]
+            if "error" in result:
+                self.core.record_error(state.job.id, state.job.name, DefiniteError(**result["error"]), retrying=True)
+                continue
+            added = [NewSegment(**result["segment"])]
+            self.core.dataflow.swaps.append(Swap(state.job.id, {s.path: s.id for s in deltas}, added))
 
 
-def _small(segments: list[Segment]) -> bool:
-    return sum(s.bytes for s in segments) / len(segments) < 1024 * 1024
+def _must_fold(segments: Sequence[AnySegment]) -> bool:
+    base = [s.bytes for s in segments if s.kind == "base"]
+    deltas = sum(s.bytes for s in segments if s.kind == "delta")
+    crumbled = len(base) > 4 * MAX_DELTAS and sum(base) / len(base) < SMALL_BASE_BYTES
+    return crumbled or deltas > max(FOLD_FLOOR_BYTES, FOLD_FRACTION * sum(base))
+
+
+def _deltas(segments: Sequence[AnySegment]) -> int:
+    return sum(s.kind == "delta" for s in segments)
+
+
+def _without_largest(segments: Sequence[Segment]) -> list[Segment]:
+    """The deltas to merge: the largest is what the merges before have made, and would be written again each time."""
+    return sorted((s for s in segments if s.kind == "delta"), key=lambda s: s.bytes)[:-1]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from headwater.connectors.postgres.client import PostgresConfig
     from headwater.connectors.postgres.reader_process import ReaderProcess
     from headwater.engine import EngineCore
-    from headwater.runtime.dataflow import Staged
+    from headwater.runtime.tables import Staged
 
 # What one epoch takes from the spool at the most, unless one transaction alone is larger: a backlog is worked off in
 # epochs of bounded memory.

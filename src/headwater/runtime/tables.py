@@ -70,6 +70,34 @@ class ViewState(TableState):
     consumed_epoch: int = 0
 
 
+@dataclass(slots=True)
+class Swap:
+    """A compaction's result, waiting for a barrier: these segments for those."""
+
+    table_id: int
+    removed: dict[str, int]  # path → segment id
+    added: list[NewSegment]
+
+
+@dataclass(slots=True)
+class Staged:
+    """What this barrier staged, by table."""
+
+    segments: dict[int, list[NewSegment]] = field(default_factory=dict)
+    resets: set[int] = field(default_factory=set)
+
+    def add(self, segment: NewSegment) -> None:
+        self.segments.setdefault(segment.table_id, []).append(segment)
+
+
+@dataclass(slots=True)
+class Taken:
+    """The acknowledged writes that a barrier took; kept until they are committed: a recovery stages them again."""
+
+    epoch: int
+    batches: dict[int, list[Batch]]
+
+
 class SequenceAllocator:
     """Blocks of `_seq` numbers. Its high-water mark is part of every checkpoint, so a restart never reuses one."""
 

@@ -12,8 +12,8 @@ from headwater.errors import DefiniteError, TransientError
 from headwater.model.barrier import Barrier, BarrierKind
 from headwater.model.epoch import Epoch, EpochPair
 from headwater.model.schema import Column, Schema
-from headwater.runtime.dataflow import Dataflow, Staged
-from headwater.runtime.tables import InputLog, TableState, ViewState
+from headwater.runtime.dataflow import Dataflow
+from headwater.runtime.tables import InputLog, Staged, TableState, ViewState
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 
 SCHEMA = Schema((Column("id", "INT"),), ("id",))
@@ -42,7 +42,7 @@ def view() -> ViewState:
 def test_view_that_fails_after_a_checkpoint_has_consumed_that(dataflow: Dataflow) -> None:
     one, contribution = view(), Contribution()
     dataflow.uncommitted = [(6, segment(TABLE, "of another"))]
-    dataflow._view_failed(one, DefiniteError("VIEW_FAILED", "bad row"), contribution)
+    dataflow.live_views._view_failed(one, DefiniteError("VIEW_FAILED", "bad row"), contribution)
     assert one.failed and contribution.states == {(VIEW, "consumed"): 5} and contribution.pins == {"job:2": 5}
 
 
@@ -51,17 +51,17 @@ def test_view_that_fails_with_rows_that_are_not_committed_goes_back_to_the_check
     one, contribution = view(), Contribution()
     dataflow.uncommitted = [(6, segment(VIEW, "not committed"))]
     with pytest.raises(TransientError):
-        dataflow._view_failed(one, DefiniteError("VIEW_FAILED", "bad row"), contribution)
+        dataflow.live_views._view_failed(one, DefiniteError("VIEW_FAILED", "bad row"), contribution)
     assert not one.failed and not contribution.states
 
 
 def test_view_whose_join_is_lost_enters_again_as_its_lane_left_it(dataflow: Dataflow) -> None:
     handed_over = view()
-    dataflow._join(handed_over)
-    joined = dataflow.views[VIEW]
+    dataflow.live_views.join(handed_over)
+    joined = dataflow.live_views.states[VIEW]
     joined.segments = [*joined.segments, segment(VIEW, "staged, and lost")]
     dataflow.tables[TABLE].segments = [segment(TABLE, "newer")]
-    dataflow._seen(joined)
+    dataflow.live_views._seen(joined)
     joined.consumed_epoch = 9
     assert handed_over == view()
 
@@ -81,8 +81,8 @@ def test_paused_barrier_refreshes_views_only_of_what_a_late_write_changed(
         calls.append(1)
 
     monkeypatch.setattr(dataflow, "_stage_tables", tables)
-    monkeypatch.setattr(dataflow, "_stage_views", views)
+    monkeypatch.setattr(dataflow.live_views, "stage", views)
     dataflow.core.delivery = SimpleNamespace(contribute=lambda _: None)
-    dataflow.views[VIEW] = view()
+    dataflow.live_views.states[VIEW] = view()
     asyncio.run(dataflow._stage(Barrier(EpochPair(Epoch(1), Epoch(2)), BarrierKind.CHECKPOINT, paused=True)))
     assert bool(calls) is refreshed
