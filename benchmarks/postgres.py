@@ -33,7 +33,7 @@ FILL = """INSERT INTO wide
            timestamptz '2026-01-01' + n * interval '1 second', n % 2 = 0
       FROM generate_series({low}::bigint, {high}::bigint) n"""
 SOURCE = """CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{host}', port='{port}', username='{user}',
-    password='${{HW_BENCH_PASSWORD}}', database.name='{database}', slot.name='headwater')"""
+    password='${{file:{secret}}}', database.name='{database}', slot.name='headwater')"""
 
 
 @dataclass
@@ -68,7 +68,9 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000) -> Iterator[Bench
     version = "15" if PostgresServer.available("15") else "embedded"
     settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "wal_keep_size": "0"}
     with PostgresServer(version, settings=settings) as server:
-        os.environ["HW_BENCH_PASSWORD"] = server.password
+        # In a file: Spark's workers have the environment of the first benchmark of this process.
+        secret = scale.folder / f"password-{server.port}"
+        secret.write_text(server.password)
         with server.connect() as db:
             db.execute(TABLE.encode())
             db.execute(FILL.format(low=1, high=rows).encode())
@@ -78,7 +80,9 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000) -> Iterator[Bench
             engine = Engine(folder, master=f"local[{READERS + 1}]", settings={"barrier_interval_ms": str(interval_ms)})
             with TcpProxy(server.port) as proxy, engine:
                 engine.execute(
-                    SOURCE.format(host=proxy.host, port=proxy.port, user=server.user, database=server.database)
+                    SOURCE.format(
+                        host=proxy.host, port=proxy.port, user=server.user, database=server.database, secret=secret
+                    )
                 )
                 yield Bench(server, proxy, engine, db)
 
