@@ -64,7 +64,7 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(scale: Scale, rows: int, *, interval_ms: int = 1000) -> Iterator[Bench]:
+def bench(scale: Scale, rows: int, *, interval_ms: int = 1000, proxied: bool = False) -> Iterator[Bench]:
     version = "15" if PostgresServer.available("15") else "embedded"
     settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "wal_keep_size": "0"}
     with PostgresServer(version, settings=settings) as server:
@@ -79,9 +79,10 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000) -> Iterator[Bench
             # One slot more than readers: the live stream needs one.
             engine = Engine(folder, master=f"local[{READERS + 1}]", settings={"barrier_interval_ms": str(interval_ms)})
             with TcpProxy(server.port) as proxy, engine:
+                way: Any = proxy if proxied else server
                 engine.execute(
                     SOURCE.format(
-                        host=proxy.host, port=proxy.port, user=server.user, database=server.database, secret=secret
+                        host=way.host, port=way.port, user=server.user, database=server.database, secret=secret
                     )
                 )
                 yield Bench(server, proxy, engine, db)
@@ -221,7 +222,7 @@ def memory(scale: Scale) -> Iterator[Figure]:
 def stream(scale: Scale) -> Iterator[Figure]:
     """A backlog of changes into a committed table, against pg_recvlogical to nowhere; both through the same proxy."""
     changes = scale.rows(500_000, least=5000)
-    with bench(scale, 1000, interval_ms=250) as b:
+    with bench(scale, 1000, interval_ms=250, proxied=True) as b:
         warm_up(b)
         b.capture(100_000)
         b.live()

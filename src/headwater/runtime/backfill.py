@@ -200,8 +200,15 @@ class TableBackfill(CapturedJob):
         self.planned = True
         self.report()
 
-    def read_tasks(self, rows: list[SplitRow], snapshot: SharedSnapshot) -> list[Any]:
-        """The tasks that read these splits; asks the source for the table's description if need be."""
+    def reading(self, batch: list[SplitInfo]) -> None:
+        """Reads of these splits begin: what earlier ones have seen they will see too."""
+        for info in batch:
+            info.low_lsn = self._launch_floor
+            info.state = step(info.state, SplitEvent.READ_STARTED)
+
+    def read_tasks(self, rows: list[SplitRow], snapshot: SharedSnapshot, readers: int) -> list[Any]:
+        """The tasks that read these splits, so many `readers` at once; asks the source for the table's description if
+        need be."""
         from headwater.spark.backfill import ReadSplit
 
         if self.info is None:
@@ -218,7 +225,7 @@ class TableBackfill(CapturedJob):
                 split_of(row, self.kind),
                 self.core.vnode_count,
                 self._control,
-                min(len(rows), self.core.slots),
+                readers,
                 snapshot.name,
                 snapshot.low,
                 self.generation,
@@ -234,7 +241,7 @@ class TableBackfill(CapturedJob):
                 self._cut_off_page(info)
                 info.state = step(info.state, SplitEvent.READ_FINISHED)
                 self._dirty.append(info.row)
-        # Later reads see at least what these have seen.
+        # Reads that begin now see at least what these have seen.
         self._launch_floor = max(self._launch_floor, min(i.low_lsn for i in batch))
         if self.source.reader is not None:
             self.source.reader.nudge(highest)
@@ -352,9 +359,9 @@ class TableBackfill(CapturedJob):
         contribution.states[(self.table_id, "resync")] = self._resync
 
     def _new_floor(self) -> int:
-        waiting = [x.low_lsn for x in self.splits.values() if x.state is SplitState.STAGED]
-        reading = any(x.state in (SplitState.READING, SplitState.PLANNED) for x in self.splits.values())
-        if reading or not self.planned:
+        under_way = (SplitState.READING, SplitState.STAGED)
+        waiting = [x.low_lsn for x in self.splits.values() if x.state in under_way]
+        if not self.planned or any(x.state is SplitState.PLANNED for x in self.splits.values()):
             waiting.append(self._launch_floor)
         return min(waiting) if waiting else max(self.floor, self.source.position)
 

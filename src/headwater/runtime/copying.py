@@ -29,10 +29,9 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.2
 RETRY_S: Final = (0.5, 10.0)
 # A job costs about as much as reading 100,000 rows. Small splits are read several in turn, but results come at its end.
-JOB_S: Final = 2.0
-MOST_IN_TURN: Final = 8
-# Definite while a table is being created, but for one that exists they may pass: passwords are rotated, servers moved.
-PASSING: Final = frozenset({"SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
+JOB_S: Final = 4.0
+MOST_IN_TURN: Final = 16
+FIRST_BYTES: Final = 64 << 20  # how much the first jobs read, before the speed is known
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,9 +74,12 @@ class Copying:
     def __init__(self, backfill: TableBackfill) -> None:
         self.table = backfill
         self.core = backfill.core
-        self._in_turn = 1
+        self._in_turn = 0  # not known yet
+        self._failed = False
 
     async def run(self) -> None:
+        from headwater.connectors.postgres.client import may_pass
+
         delay = RETRY_S[0]
         while self.table.unfinished:
             try:
@@ -89,7 +91,7 @@ class Copying:
             except ReadPaused:
                 pass  # the split is read anew when the limit is lifted
             except HeadwaterError as error:
-                if not isinstance(error, TransientError) and error.code not in PASSING:
+                if not may_pass(error):
                     if not self.core.capture.healing.read_failed(self.table, error):
                         await self._stop_for_good(error)
                     return
@@ -147,27 +149,57 @@ class Copying:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     async def _read_some(self) -> None:
-        """One Spark job over the next splits, or over all of them in turn where they must share a snapshot."""
+        """Spark jobs over the splits that wait, in turn or all under one snapshot."""
         table = self.table
-        waiting = [s for s in table.splits.values() if s.state is SplitState.PLANNED]
+        waiting = self._waiting()
         if not waiting and table.replacing and table.prepared is None:
             await self._difference()
         elif not waiting or table.rate_limit == 0:
             table.report(waiting_for="the rate limit is 0" if waiting and not self.core.paused else "")
             await table.wait(POLL_S)
         elif table.kind is SplitKind.KEY:
-            await self._read_ranges(waiting)
+            await self._read_ranges()
         else:
             await self._read_whole(waiting)
 
-    async def _read_ranges(self, waiting: list[SplitInfo]) -> None:
-        """The next splits; so many in turn that the job is worth its cost, unless somebody wants it slow."""
-        slow = self.table.rate_limit is not None or self.table.cursor
-        turns = 1 if slow else min(self._in_turn, -(-len(waiting) // self._batch))
-        begin = time.monotonic()
-        await self._read(waiting[: self._batch * turns], SharedSnapshot())
-        per_turn = (time.monotonic() - begin) / turns
-        self._in_turn = max(1, min(MOST_IN_TURN, int(JOB_S / per_turn)))
+    async def _read_ranges(self) -> None:
+        """Several readers, each with jobs of its own: none waits for the slowest split of another."""
+        count = self._batch
+        ends = await asyncio.gather(*(self._reader(count) for _ in range(count)), return_exceptions=True)
+        faults = [end for end in ends if end is not None]
+        if faults:  # one that will not pass by itself decides
+            raise min(faults, key=lambda fault: isinstance(fault, TransientError | ReadPaused))
+
+    async def _reader(self, count: int) -> None:
+        """Read the next splits until there are none, somebody wants it otherwise, or another reader has failed."""
+        self._failed = False
+        while not self._failed and (batch := self._next_splits(count)):
+            begin = time.monotonic()
+            try:
+                await self._read(batch, SharedSnapshot(), readers=count)
+            except BaseException:
+                self._failed = True
+                raise
+            per_split = (time.monotonic() - begin) / len(batch)
+            self._in_turn = max(1, min(MOST_IN_TURN, int(JOB_S / per_split)))
+
+    def _next_splits(self, count: int) -> list[SplitInfo]:
+        """So many that a job is worth its cost, unless somebody wants it slow; the last ones are shared out."""
+        table = self.table
+        waiting = self._waiting()
+        if not waiting or table.rate_limit == 0 or self._batch != count:
+            return []
+        slow = table.rate_limit is not None or table.cursor
+        return waiting[: 1 if slow else min(self._in_turn or self._first_turns(), -(-len(waiting) // count))]
+
+    def _first_turns(self) -> int:
+        if self.table.info is None:
+            return 1
+        split_bytes: int = self.table.info.size_bytes // len(self.table.splits)
+        return max(1, min(MOST_IN_TURN, FIRST_BYTES // max(1, split_bytes)))
+
+    def _waiting(self) -> list[SplitInfo]:
+        return [s for s in self.table.splits.values() if s.state is SplitState.PLANNED]
 
     async def _difference(self) -> None:
         """A resync is read: what it changes is made here, and taken by the next barrier."""
@@ -186,18 +218,20 @@ class Copying:
         async with exported_snapshot(self.table.source.config, self.table.oid) as snapshot:
             while waiting:
                 batch = waiting[: self._batch]
-                await self._read(batch, snapshot)
+                await self._read(batch, snapshot, readers=len(batch))
                 waiting = waiting[len(batch) :]
 
     @property
     def _batch(self) -> int:
         return 1 if self.table.cursor else min(self.table.parallelism, self.core.capture.reads.total)
 
-    async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> None:
-        for split in batch:
-            split.state = step(split.state, SplitEvent.READ_STARTED)
+    async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot, *, readers: int) -> None:
+        """One Spark job; under a shared snapshot one task a split, else one task for all of them in turn."""
+        self.table.reading(batch)
         try:
-            results = await self._read_job(batch, snapshot)
+            tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot, readers)
+            groups = [[task] for task in tasks] if snapshot.name else [tasks]
+            results = {r["split_id"]: r for r in await run_reads(self.core, self.table.table_id, groups)}
         except BaseException:
             for split in batch:
                 split.state = step(split.state, SplitEvent.READ_FAILED)
@@ -206,13 +240,8 @@ class Copying:
             raise
         await asyncio.to_thread(self._staged, batch, results)
 
-    async def _read_job(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> dict[int, dict[str, Any]]:
-        tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot)
-        results = await run_reads(self.core, self.table.table_id, tasks, at_once=self._batch)
-        return {r["split_id"]: r for r in results}
-
-    def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot) -> list[Any]:
-        tasks = self.table.read_tasks([i.row for i in batch], snapshot)
+    def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot, readers: int) -> list[Any]:
+        tasks = self.table.read_tasks([i.row for i in batch], snapshot, readers)
         return [dataclasses.replace(t, page_rows=self.table.page_rows) for t in tasks] if self.table.cursor else tasks
 
     def _staged(self, batch: list[SplitInfo], results: dict[int, dict[str, Any]]) -> None:
@@ -237,18 +266,17 @@ class Copying:
         table.staged(batch, max(r["high"] for r in results.values()))
 
 
-async def run_reads(core: Any, table_id: int, tasks: list[Any], *, at_once: int | None = None) -> list[dict[str, Any]]:
-    """Run reads as one Spark job, so many `at_once`; the first error of them is raised as what it is."""
+async def run_reads(core: Any, table_id: int, groups: list[list[Any]]) -> list[dict[str, Any]]:
+    """Run reads as one Spark job, one task for each group; the first error of them is raised as what it is."""
+    from headwater.spark.backfill import ReadInTurn
     from headwater.spark.query import explained
     from headwater.spark.tasks import run_tasks
 
     def work() -> list[dict[str, Any]]:
         with explained("BACKFILL_FAILED"):
-            return run_tasks(core.spark, groups)
+            return run_tasks(core.spark, [[ReadInTurn(tuple(group))] for group in groups])
 
-    count = min(len(tasks), at_once or len(tasks))
-    groups = [tasks[i::count] for i in range(count)]
-    async with core.capture.reads.take(count):
+    async with core.capture.reads.take(len(groups)):
         results: list[dict[str, Any]] = await core.jobs.run("backfill", "backfill", work, subject=table_id)
     for result in results:
         if "error" in result:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SplitInfo:
-    """One split in memory; `row` is what is, or will be, stored. `low_lsn`: nothing up to it is unseen by its read."""
+    """One split in memory; `row` is what is, or will be, stored. `low_lsn`: nothing up to it is unseen by its read;
+    while the read is under way, a position that is certainly not later."""
 
     row: SplitRow
     state: SplitState

@@ -119,8 +119,8 @@ async def _read_source(core: EngineCore, table: TableBackfill, splits: list[Spli
 async def _read_batch(
     core: EngineCore, table: TableBackfill, rows: list[SplitRow], snapshot: SharedSnapshot, copy: _Copy
 ) -> None:
-    tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot)
-    for result in await run_reads(core, table.table_id, tasks):
+    tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot, len(rows))
+    for result in await run_reads(core, table.table_id, [[task] for task in tasks]):
         copy.high = max(copy.high, result["high"])
         if result["segment"]:
             copy.segments.append(NewSegment(**result["segment"]))

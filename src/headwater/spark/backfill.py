@@ -1,4 +1,4 @@
-"""The task that reads one split of a Postgres table into a staged segment: COPY → Arrow → Parquet in the worker."""
+"""The task that reads splits of a Postgres table into staged segments: COPY → Arrow → Parquet in the worker."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,16 @@ LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has cha
 # A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
 PATIENCE_S: Final = 5.0
 LIMITED_BLOCK: Final = 1 << 16  # a limited read takes small blocks, so that it can stop between them
+WRITE_BEHIND_BYTES: Final = 128 << 20  # a larger split is written before the next is read: a task's memory is bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The rows of a split in memory, what their read has seen, and where it ended."""
+
+    rows: pa.Table
+    mark: ReadMark
+    right: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +73,7 @@ class ReadSplit:
     def subject(self) -> int:
         return self.table_id
 
-    def run(self) -> Iterator[dict[str, Any]]:
-        try:
-            yield from self._result()
-        except TransientError as error:
-            # As a result: an exception would come back as one of Spark's, and look definite.
-            yield {"subject": self.table_id, "transient": True, "error": error.as_dict()}
-
-    def _result(self) -> Iterator[dict[str, Any]]:
+    def fetch(self) -> Fetched:
         from headwater.connectors.postgres.client import connect
         from headwater.connectors.postgres.planner import check_storage, next_page, storage
 
@@ -81,15 +85,18 @@ class ReadSplit:
                     split = dataclasses.replace(split, right=next_page(conn, self.table, split.left, self.page_rows))
                 rows = self._read(conn, split)
                 check_storage(conn, self.table, before)
-        segment = self._write(rows)
-        yield {
+        return Fetched(rows, mark, split.right_json)
+
+    def stage(self, found: Fetched) -> dict[str, Any]:
+        """Write what was read; what the engine is told of it."""
+        return {
             "subject": self.table_id,
             "split_id": self.split.split_id,
-            "low": mark.low,
-            "high": mark.high,
-            "rows": rows.num_rows,
-            "right": split.right_json,
-            "segment": segment,
+            "low": found.mark.low,
+            "high": found.mark.high,
+            "rows": found.rows.num_rows,
+            "right": found.right,
+            "segment": self._write(found.rows),
         }
 
     @contextmanager
@@ -150,6 +157,38 @@ class ReadSplit:
             self.data_dir, self.table_id, self.schema, rows, kind="base", vnode_count=self.vnode_count
         )
         return segment.as_dict()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInTurn:
+    """Reads several splits of a table one after the other. While one is written the next is read: the server and the
+    worker would otherwise wait for each other."""
+
+    reads: tuple[ReadSplit, ...]
+
+    @property
+    def subject(self) -> int:
+        return self.reads[0].subject
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield from self._results()
+        except TransientError as error:
+            # As a result: an exception would come back as one of Spark's, and look definite.
+            yield {"subject": self.subject, "transient": True, "error": error.as_dict()}
+
+    def _results(self) -> Iterator[dict[str, Any]]:
+        with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
+            writing: Future[dict[str, Any]] | None = None
+            for read in self.reads:
+                found = read.fetch()
+                if writing is not None:
+                    yield writing.result()
+                writing = writer.submit(read.stage, found)
+                if found.rows.nbytes > WRITE_BEHIND_BYTES:
+                    writing.exception()  # waits
+            if writing is not None:
+                yield writing.result()
 
 
 class Pace:

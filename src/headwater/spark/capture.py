@@ -15,7 +15,7 @@ from headwater.capture.spool_format import SpoolRange
 from headwater.connectors.postgres.columns import decode_column
 from headwater.connectors.postgres.pgoutput import Changes
 from headwater.connectors.postgres.types import ColumnPlan
-from headwater.errors import DefiniteError, TransientError
+from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.schema import OP, OP_UPSERT, SEQ, Schema
 from headwater.spark.lookup import lookup_rows
 from headwater.spark.multiset import net_changes
@@ -335,12 +335,16 @@ class _OneTable:
 
     def _read_again(self, keys: pa.Table) -> dict[str, Any]:
         """Read rows at the source for their large values, into a file of ours; the epoch is tried again with it."""
+        from headwater.connectors.postgres.client import may_pass
+
         table = self.table
         if table.origin is None:
             raise unknown_value(next(p.name for p in table.plans if p.name not in table.schema.key))
         try:
             mark, rows = read_again(table.origin, table.plans, table.schema.key, keys)
-        except TransientError as error:
+        except HeadwaterError as error:
+            if not may_pass(error):
+                raise
             return {"error": error.as_dict()}
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
         rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))

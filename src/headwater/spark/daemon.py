@@ -7,7 +7,8 @@ Named by `spark.python.daemon.module`, so it runs wherever executors do. Three t
   path again; Spark puts a jar with thousands of entries there. Archives do not change under us, and new ones are
   opened afresh, so theirs need no reading.
 - After each task it collects garbage, over all modules that were ever imported. What is imported here is frozen.
-- Each worker would import the same modules by itself. What is imported here is there after the fork.
+- Each worker would import the same modules by itself, and half a second of CPU goes into the first call of compiled
+  code, whichever it is. What is imported and called here is there after the fork.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _import_common() -> None:
     import headwater.connectors.postgres.planner
     import headwater.spark.backfill
     import headwater.spark.capture
-    import headwater.spark.write_rows  # noqa: F401
+    import headwater.spark.write_rows
+
+    headwater.connectors.postgres.copytext.scan_copy_text(b"1\n", 1)
 
 
 if __name__ == "__main__":

@@ -46,8 +46,7 @@ def write_segment(
     """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made."""
     rows = with_vnode(rows, schema, vnode_count)
     rows = rows.select(arrow_schema(schema).names).cast(arrow_schema(schema)).combine_chunks()
-    order = pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in schema.key)])
-    rows = rows.take(order)
+    rows = rows.take(_order(rows, schema.key))
     path = path or segment_path(table_id)
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
@@ -62,6 +61,23 @@ def write_segment(
         )
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
+
+
+def _order(rows: pa.Table, key: Sequence[str]) -> pa.Array:
+    """Where each row of the result comes from: by vnode, then by key."""
+    if len(key) == 1 and _ascends(rows.column(key[0])):
+        # As copies of a table mostly come: one pass over small numbers instead of comparisons.
+        small = rows.column(VNODE).to_numpy().astype(np.uint16)
+        return pa.array(np.argsort(small, kind="stable"))
+    return pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in key)])
+
+
+def _ascends(column: pa.ChunkedArray) -> bool:
+    """Whether integers are in order already."""
+    if not pa.types.is_integer(column.type) or column.null_count:
+        return False
+    values = column.to_numpy()
+    return bool((values[:-1] <= values[1:]).all())
 
 
 def _repeating(rows: pa.Table) -> list[str]:

@@ -184,6 +184,15 @@ def translated(doing: str) -> Iterator[None]:
         raise translate(error, doing) from None
 
 
+# Definite while something is being created; where it exists already, passwords are rotated and servers moved.
+_PASSING: Final = frozenset({"SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
+
+
+def may_pass(error: HeadwaterError) -> bool:
+    """Whether something that exists already waits for this error to pass."""
+    return isinstance(error, TransientError) or error.code in _PASSING
+
+
 def translate(error: psycopg.Error, doing: str) -> HeadwaterError:
     """Our error for one of psycopg's. Only the server's primary message is kept: details can hold row values."""
     if isinstance(error, psycopg.OperationalError) and error.sqlstate is None:
