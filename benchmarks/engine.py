@@ -17,6 +17,7 @@ import psutil
 
 from benchmarks.figures import Benchmarks, Figure, Scale, percentile
 from headwater import Engine
+from headwater.runtime.maintenance import FOLD_FLOOR_BYTES
 
 COLUMNS = "id BIGINT PRIMARY KEY, a INT, b STRING, c DOUBLE, d TIMESTAMP"
 ROWS = """SELECT id, CAST(id % 1000 AS INT) AS a, concat('row number ', id) AS b, CAST(id * 1.5 AS DOUBLE) AS c,
@@ -47,16 +48,13 @@ def fill(running: Engine, name: str, rows: int) -> None:
 
 def settled(running: Engine, name: str) -> None:
     """Wait for compaction, so that a figure does not hold its cost by chance."""
+    core = running.core
     deadline = time.monotonic() + 300
-    previous = None
     while time.monotonic() < deadline:
-        core = running.core
         segments = core.meta.segments_at(core.registry.find(name, "table").id, core.meta.committed_epoch())
-        found = sorted(s.path for s in segments)
-        if found == previous:
+        if not core.dataflow.swaps and sum(s.bytes for s in segments if s.kind == "delta") <= FOLD_FLOOR_BYTES:
             return
-        previous = found
-        time.sleep(4)
+        time.sleep(0.5)
 
 
 def latencies(running: Engine, for_s: float) -> list[float]:

@@ -128,6 +128,36 @@ def test_a_bulk_write_over_the_same_keys_is_folded_as_small_ones_are(engine: Eng
     assert engine.sql("SELECT count(*) AS n, min(v) AS low, max(v) AS high FROM bulk") == expected
 
 
+def test_bulk_inserts_of_new_keys_become_base_as_they_are_and_others_are_folded(engine: EngineProcess) -> None:
+    visible = "SELECT path, kind FROM hw_catalog.hw_segments WHERE table_name = 'appended' AND removed_epoch IS NULL"
+
+    def in_base() -> set[str]:
+        wait_until(lambda: {r["kind"] for r in engine.sql(visible)} == {"base"}, 120, "compaction")
+        return {r["path"] for r in engine.sql(visible)}
+
+    insert = "INSERT INTO appended SELECT id, sha2(CAST(id AS STRING), 256) FROM range({}); FLUSH"
+    engine.sql("CREATE TABLE appended (id BIGINT PRIMARY KEY, v STRING)")
+    engine.sql(insert.format(150000))
+    first, written = engine.epoch(), {r["path"] for r in engine.sql(visible)}
+    assert in_base() == written
+    engine.sql(insert.format("150000, 300000"))
+    assert written < in_base()
+    engine.sql("UPDATE appended SET v = 'x' WHERE id IN (7, 200007); DELETE FROM appended WHERE id = 8; FLUSH")
+    found = "SELECT count(*) AS n, count(DISTINCT id) AS ids, count_if(v = 'x') AS x FROM appended"
+    assert engine.sql(found) == [{"n": 299999, "ids": 299999, "x": 2}]
+    assert engine.sql(f"{found} VERSION AS OF {first}") == [{"n": 150000, "ids": 150000, "x": 0}]
+    changes = f"SELECT _change_type, count(*) AS n FROM table_changes('appended', {first}, {engine.epoch()}) GROUP BY 1"
+    assert {r["_change_type"]: r["n"] for r in engine.sql(changes)} == {
+        "insert": 150000,
+        "update_preimage": 2,
+        "update_postimage": 2,
+        "delete": 1,
+    }
+    engine.sql(insert.format(200000))
+    assert written.isdisjoint(in_base())
+    assert engine.sql(found) == [{"n": 300000, "ids": 300000, "x": 1}]
+
+
 def test_columns_that_are_not_asked_for_are_not_read_from_the_base(engine: EngineProcess) -> None:
     engine.sql("CREATE TABLE wide AS SELECT id, concat('v', id) AS v, array(id) AS tags FROM range(100); FLUSH")
     schemas = re.findall(r"ReadSchema: (.*)", engine.plan("SELECT id FROM wide"))

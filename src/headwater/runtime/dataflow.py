@@ -234,7 +234,8 @@ class Dataflow:
         for swap in swaps:
             state = self.state(swap.table_id)
             if state is None or not state.replace(set(swap.removed), list(swap.added)):
-                self.core.forget_files([s.path for s in swap.added])
+                if swap.new_files:
+                    self.core.forget_files([s.path for s in swap.added])
                 continue
             contribution.segments_added += swap.added
             contribution.segments_removed += swap.removed.values()

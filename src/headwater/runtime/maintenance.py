@@ -79,7 +79,7 @@ class Maintenance:
         for state in states:
             if _must_fold(state.segments):
                 segments = await self._committed(state)
-                if _must_fold(segments):
+                if _must_fold(segments) and not await self._promote(state, segments):
                     await self._fold(state, segments)
         if any(_deltas(state.segments) > MAX_DELTAS for state in states):
             # Those that will be due soon come along: the job costs more than what it does.
@@ -89,6 +89,30 @@ class Maintenance:
     async def _committed(self, state: TableState) -> list[Segment]:
         """What is staged and not committed may be lost yet: only what is committed is rewritten."""
         return await asyncio.to_thread(self.core.meta.segments_at, state.job.id, self.core.meta.committed_epoch())
+
+    async def _promote(self, state: TableState, segments: list[Segment]) -> bool:
+        """Deltas that only add keys are base as they are: nothing is rewritten. One job that reads the keys alone.
+
+        Tried for tables that statements write: bulk inserts are mostly that, and what a source or a query changes is
+        hardly ever.
+        """
+        deltas = [s for s in segments if s.kind == "delta"]
+        if state.job.kind != "table" or state.job.spec.get("captured") or not deltas or _crumbled(segments):
+            return False
+
+        def work() -> bool:
+            from headwater.spark.query import explained
+
+            with explained("COMPACTION_FAILED"):
+                found: bool = self.core.reader(state.schema).holds_each_key_once(segments)
+                return found
+
+        if not await self.core.jobs.run("compaction", "compaction", work):
+            return False
+        added = [NewSegment(s.table_id, s.path, "base", s.rows, s.bytes, is_change=False) for s in deltas]
+        removed = {s.path: s.id for s in deltas}
+        self.core.dataflow.swaps.append(Swap(state.job.id, removed, added, new_files=False))
+        return True
 
     async def _fold(self, state: TableState, segments: list[Segment]) -> None:
         """Everything into a new base: one Spark job."""
@@ -142,10 +166,14 @@ class Maintenance:
 
 
 def _must_fold(segments: Sequence[AnySegment]) -> bool:
-    base = [s.bytes for s in segments if s.kind == "base"]
+    base = sum(s.bytes for s in segments if s.kind == "base")
     deltas = sum(s.bytes for s in segments if s.kind == "delta")
-    crumbled = len(base) > 4 * MAX_DELTAS and sum(base) / len(base) < SMALL_BASE_BYTES
-    return crumbled or deltas > max(FOLD_FLOOR_BYTES, FOLD_FRACTION * sum(base))
+    return _crumbled(segments) or deltas > max(FOLD_FLOOR_BYTES, FOLD_FRACTION * base)
+
+
+def _crumbled(segments: Sequence[AnySegment]) -> bool:
+    base = [s.bytes for s in segments if s.kind == "base"]
+    return len(base) > 4 * MAX_DELTAS and sum(base) / len(base) < SMALL_BASE_BYTES
 
 
 def _deltas(segments: Sequence[AnySegment]) -> int:

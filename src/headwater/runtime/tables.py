@@ -72,11 +72,12 @@ class ViewState(TableState):
 
 @dataclass(slots=True)
 class Swap:
-    """A compaction's result, waiting for a barrier: these segments for those."""
+    """A compaction's result, waiting for a barrier: these segments for those. `new_files`: not the same files anew."""
 
     table_id: int
     removed: dict[str, int]  # path → segment id
     added: list[NewSegment]
+    new_files: bool = True
 
 
 @dataclass(slots=True)
