@@ -7,6 +7,7 @@ barrier if what they replace is still there. Removed segments stay for retention
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.epoch import Epoch
 from headwater.runtime.tables import AnySegment, Swap, TableState
 from headwater.storage.checkpoint import NewSegment, Segment
+from headwater.storage.files import segment_folder
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -24,9 +26,11 @@ log = logging.getLogger(__name__)
 ROUND_S: Final = 1.0
 # More small files than this make every read slower than folding them does.
 MAX_DELTAS: Final = 16
-# Deltas beyond this part of the base are folded into it; below a floor a table is too small to care.
+# Deltas beyond this part of the base are folded into it; below both floors a table is too small to care. A read sorts
+# the rows of deltas, which for so many takes as long as everything else that a small query does.
 FOLD_FRACTION: Final = 0.25
 FOLD_FLOOR_BYTES: Final = 4 * 1024 * 1024
+FOLD_FLOOR_ROWS: Final = 50_000
 # Many base files that are smaller than this on average are written anew as few.
 SMALL_BASE_BYTES: Final = 1024 * 1024
 
@@ -118,32 +122,58 @@ class Maintenance:
         """Everything into a new base: one Spark job."""
 
         def work() -> list[NewSegment]:
+            from headwater.spark.compaction import foldable
             from headwater.spark.query import explained
-            from headwater.spark.segment import write_frame
 
             with explained("COMPACTION_FAILED"):
-                frame = self.core.reader(state.schema).snapshot(segments)
-                parts = max(1, sum(s.bytes for s in segments) // (64 * 1024 * 1024))
-                return write_frame(
-                    frame.coalesce(int(parts)),
-                    self.core.data_dir,
-                    state.job.id,
-                    state.schema,
-                    kind="base",
-                    vnode_count=self.core.vnode_count,
-                    seq_base=0,
-                    is_change=False,
+                return (
+                    self._fold_by_tasks(state, segments) if foldable(state.schema) else self._rewrite(state, segments)
                 )
 
         added = await self.core.jobs.run("compaction", "compaction", work)
         self.core.dataflow.swaps.append(Swap(state.job.id, {s.path: s.id for s in segments}, added))
+
+    def _fold_by_tasks(self, state: TableState, segments: list[Segment]) -> list[NewSegment]:
+        from headwater.spark.compaction import fold_tasks
+        from headwater.spark.tasks import run_tasks
+
+        folder = segment_folder(state.job.id)
+        tasks = fold_tasks(self.core.data_dir, folder, state.schema, segments, self.core.vnode_count)
+        count = min(len(tasks), max(1, self.core.slots // 2))  # the other slots are for what must be fresh
+        try:
+            results = run_tasks(self.core.spark, [tasks[i::count] for i in range(count)])
+            for result in results:
+                if "error" in result:
+                    raise DefiniteError(**result["error"])
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.core.data_dir.delete([folder])  # some tasks may have finished before another failed
+            raise
+        return [NewSegment(**result["segment"]) for result in results]
+
+    def _rewrite(self, state: TableState, segments: list[Segment]) -> list[NewSegment]:
+        """By Spark's own reader and writer, for columns that only those know."""
+        from headwater.spark.segment import write_frame
+
+        frame = self.core.reader(state.schema).snapshot(segments)
+        parts = max(1, sum(s.bytes for s in segments) // (64 * 1024 * 1024))
+        return write_frame(
+            frame.coalesce(int(parts)),
+            self.core.data_dir,
+            state.job.id,
+            state.schema,
+            kind="base",
+            vnode_count=self.core.vnode_count,
+            seq_base=0,
+            is_change=False,
+        )
 
     async def _merge(self, due: list[tuple[TableState, list[Segment]]]) -> None:
         """Many small deltas of each table into one of it, newest change per key."""
         due = [(state, deltas) for state, deltas in due if len(deltas) > 1]
 
         def work() -> list[dict[str, Any]]:
-            from headwater.spark.merge import MergeDeltas
+            from headwater.spark.compaction import MergeDeltas
             from headwater.spark.query import explained
             from headwater.spark.tasks import balanced, run_tasks
 
@@ -166,9 +196,11 @@ class Maintenance:
 
 
 def _must_fold(segments: Sequence[AnySegment]) -> bool:
-    base = sum(s.bytes for s in segments if s.kind == "base")
-    deltas = sum(s.bytes for s in segments if s.kind == "delta")
-    return _crumbled(segments) or deltas > max(FOLD_FLOOR_BYTES, FOLD_FRACTION * base)
+    base = [s for s in segments if s.kind == "base"]
+    deltas = [s for s in segments if s.kind == "delta"]
+    by_bytes = sum(s.bytes for s in deltas) > max(FOLD_FLOOR_BYTES, FOLD_FRACTION * sum(s.bytes for s in base))
+    by_rows = sum(s.rows for s in deltas) > max(FOLD_FLOOR_ROWS, FOLD_FRACTION * sum(s.rows for s in base))
+    return _crumbled(segments) or by_bytes or by_rows
 
 
 def _crumbled(segments: Sequence[AnySegment]) -> bool:

@@ -114,22 +114,28 @@ def newest_per_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def read_segments(
-    data_dir: DataDir, schema: Schema, paths: Sequence[str], columns: Sequence[str] | None = None
+    data_dir: DataDir,
+    schema: Schema,
+    paths: Sequence[str],
+    columns: Sequence[str] | None = None,
+    where: pc.Expression | None = None,
 ) -> pa.Table:
-    """The rows of several segments as one table; columns that an older segment does not have are NULL."""
+    """The rows of several segments as one table; columns that an older segment does not have are NULL.
+
+    `where` prunes row groups, if it is about vnodes.
+    """
     wanted = arrow_schema(schema)
     if columns is not None:
         wanted = pa.schema([wanted.field(c) for c in columns])
-    parts = [_read_one(data_dir, path, wanted) for path in paths]
+    parts = [_read_one(data_dir, path, wanted, where) for path in paths]
     return pa.concat_tables(parts) if parts else wanted.empty_table()
 
 
-def _read_one(data_dir: DataDir, path: str, wanted: pa.Schema) -> pa.Table:
+def _read_one(data_dir: DataDir, path: str, wanted: pa.Schema, where: pc.Expression | None) -> pa.Table:
     fs, target = data_dir.path(path)
-    with fs.open_input_file(target) as source:
-        file = pq.ParquetFile(source)
-        present = set(file.schema_arrow.names)
-        table = file.read(columns=[n for n in wanted.names if n in present])
+    present = set(pq.read_schema(target, filesystem=fs).names)
+    names = [n for n in wanted.names if n in present]
+    table = pq.read_table(target, filesystem=fs, columns=names, filters=where, partitioning=None)
     for i, field in enumerate(wanted):
         if field.name not in present:
             table = table.add_column(i, field, pa.nulls(table.num_rows, field.type))
