@@ -19,6 +19,10 @@ from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema, quoted
 from headwater.view.relations import Rel, Sql
 
 Version = Literal["before", "after"]
+_OLD, _NEW = "_hw_old", "_hw_new"  # what the versions of a touched key are called
+_NUMBERS = {"TINYINT", "SMALLINT", "INT", "INTEGER", "BIGINT", "FLOAT", "REAL", "DOUBLE", "DECIMAL"}
+_FIXED_WIDTH = frozenset({"BOOLEAN", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ"} | _NUMBERS)
+_FEW_COLUMNS = 16  # an aggregate for each of more of them takes longer to plan than sorting them takes
 _UPSERT = f"CAST({OP_UPSERT} AS TINYINT)"
 _DELETE = f"CAST({OP_DELETE} AS TINYINT)"
 
@@ -170,7 +174,7 @@ class SegmentText:
         return self._images(sql, self._both_versions(sql, columns), columns)
 
     def _both_versions(self, sql: Sql, columns: Sequence[str]) -> Rel:
-        """Per touched key `_hw_old` and `_hw_new`, in one aggregation; NULL where there was or is none."""
+        """Per touched key the old and the new values, in one aggregation; NULL where there was or is none."""
         logs = [p for p in (self.log.base, self.log.delta) if p is not None]
         touched = [sql.select(sql.given(p.name, ()), {f"_hw_{k}": quoted(k) for k in self.schema.key}) for p in logs]
         keys = sql.union(touched)
@@ -185,18 +189,21 @@ class SegmentText:
             for part in old:
                 rows = semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
                 found.append(sql.extend(rows, {"_hw_is_new": "false"}))
-        struct = f"struct({', '.join(map(quoted, [*columns, OP]))})"
-        newest = f"max_by({struct}, {SEQ}) FILTER (WHERE {{}} _hw_is_new)"
-        versions = {"_hw_old": newest.format("NOT"), "_hw_new": newest.format("")}
+        versions: dict[str, str] = {}
+        for side, which in ((_OLD, "NOT _hw_is_new"), (_NEW, "_hw_is_new")):
+            newest = self._newest_values([*self._beside_key(columns), OP], f" FILTER (WHERE {which})")
+            versions |= {f"{side}{name}": text for name, text in newest.items()}
         grouped = sql.group(sql.union(found), self.schema.key, versions)
-        return sql.where(grouped, "_hw_new IS NOT NULL") if sql.one_task else grouped
+        there = self._of_newest(OP, columns, _NEW)
+        return sql.where(grouped, f"{there} IS NOT NULL") if sql.one_task else grouped
 
     def _images(self, sql: Sql, versions: Rel, columns: Sequence[str]) -> Rel:
         """One row per image: the old one as a delete, the new one as an upsert."""
         sides = []
-        for side, op in (("_hw_old", _DELETE), ("_hw_new", _UPSERT)):
-            values = ", ".join([f"{side}.{quoted(c)} AS {quoted(c)}" for c in columns] + [f"{op} AS {OP}"])
-            sides.append(f"CASE WHEN {side}.{OP} = {OP_UPSERT} THEN struct({values}) END")
+        for side, op in ((_OLD, _DELETE), (_NEW, _UPSERT)):
+            named = [f"{self._of_newest(c, columns, side)} AS {quoted(c)}" for c in columns]
+            values = ", ".join([*named, f"{op} AS {OP}"])
+            sides.append(f"CASE WHEN {self._of_newest(OP, columns, side)} = {OP_UPSERT} THEN struct({values}) END")
         image = sql.select(versions, {"_hw_image": f"explode(array({', '.join(sides)}))"})
         there = sql.where(image, "_hw_image IS NOT NULL")
         return sql.select(there, {c: f"_hw_image.{quoted(c)}" for c in (*columns, OP)})
@@ -223,12 +230,33 @@ class SegmentText:
         return self._newest(sql, rows, columns)
 
     def _newest(self, sql: Sql, rows: Rel, columns: Sequence[str]) -> Rel:
-        key = self.schema.key
-        others = [*(c for c in columns if c not in key), OP]
-        struct = f"struct({', '.join(map(quoted, others))})"
-        grouped = sql.group(rows, key, {"_hw_newest": f"max_by({struct}, {SEQ})"})
-        values = {c: quoted(c) if c in key else f"_hw_newest.{quoted(c)}" for c in (*columns, OP)}
-        return sql.select(grouped, values)
+        newest = self._newest_values([*self._beside_key(columns), OP])
+        grouped = sql.group(rows, self.schema.key, {f"{_NEW}{name}": text for name, text in newest.items()})
+        return sql.select(grouped, {c: self._of_newest(c, columns, _NEW) for c in (*columns, OP)})
+
+    def _beside_key(self, columns: Sequence[str]) -> list[str]:
+        return [c for c in columns if c not in self.schema.key]
+
+    def _fixed(self, columns: Sequence[str]) -> bool:
+        """Whether Spark can overwrite the values of these columns in place: then it aggregates them by hashing.
+
+        Others it would have to sort; as one value, so that it is at least done once.
+        """
+        beside = self._beside_key(columns)
+        types = (self.schema[c].type.upper().partition("(")[0].strip() for c in beside)
+        return len(beside) <= _FEW_COLUMNS and _FIXED_WIDTH.issuperset(types)
+
+    def _newest_values(self, columns: Sequence[str], condition: str = "") -> dict[str, str]:
+        """The aggregates that give the values with the highest `_seq`, by name: each alone, or all as one struct."""
+        if self._fixed([c for c in columns if c != OP]):
+            return {f"_{c}": f"max_by({quoted(c)}, {SEQ}){condition}" for c in columns}
+        return {"": f"max_by(struct({', '.join(map(quoted, columns))}), {SEQ}){condition}"}
+
+    def _of_newest(self, column: str, columns: Sequence[str], side: str) -> str:
+        """A column out of what `_newest_values` gave under the names of a side."""
+        if column in self.schema.key:
+            return quoted(column)
+        return quoted(f"{side}_{column}") if self._fixed(columns) else f"{side}.{quoted(column)}"
 
     def _untouched(self, sql: Sql, base: Part, delta: Part) -> Rel:
         keys = sql.select(sql.given(delta.name, ()), {f"_hw_{k}": quoted(k) for k in self.schema.key})
