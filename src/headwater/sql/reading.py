@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
 
 from headwater.errors import UsageError
+from headwater.model.spark_text import SparkText
 
 DIALECTS: Final = ("spark", "postgres", "mysql", "risingwave")
-
-
-class SparkText(Spark):
-    """Spark SQL as Spark 4 reads it: in `'it''s'` two quotes are one. sqlglot's own dialect would join two strings."""
-
-    class Tokenizer(Spark.Tokenizer):
-        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
 
 
 def reading(dialect: str) -> Any:

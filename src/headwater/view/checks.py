@@ -13,6 +13,7 @@ from sqlglot.optimizer.scope import traverse_scope
 
 from headwater.errors import UsageError
 from headwater.model.schema import Schema
+from headwater.model.spark_text import SparkText
 from headwater.view.functions import (
     MOMENT_FUNCTIONS,
     MOMENTS,
@@ -70,7 +71,7 @@ def _first_line(error: Exception) -> str:
 
 def _parse(sql: str) -> exp.Query:
     try:
-        parsed = sqlglot.parse_one(sql, read="spark")
+        parsed = sqlglot.parse_one(sql, read=SparkText)
     except ParseError as error:
         hint = "write `window(…)` in a sub-select and group by its alias" if "window" in sql.lower() else ""
         raise UsageError(

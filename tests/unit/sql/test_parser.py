@@ -84,6 +84,23 @@ def test_two_quotes_inside_a_string_are_one_as_in_spark_4() -> None:
     assert source.options == {"a": "it's"}
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "LOG10(x)",
+        "LOG2(x)",
+        "TO_CHAR(x, '999')",
+        "PARSE_JSON(x)",
+        "PERCENTILE(x, 0.5, y)",
+        "LISTAGG(x, '') WITHIN GROUP (ORDER BY x)",
+    ],
+)
+def test_call_that_is_read_and_written_again_means_the_same_to_spark(call: str) -> None:
+    found = one("SELECT " + call.replace(", '')", ")") + " FROM t")  # no delimiter is an empty one
+    assert isinstance(found, s.Query)
+    assert found.query.sql(dialect="spark") == f"SELECT {call} FROM t"
+
+
 def test_update_and_delete_take_an_alias_and_a_condition() -> None:
     update = one("UPDATE t AS x SET a = x.a + 1, b = 'c' WHERE x.id = 1")
     assert isinstance(update, s.Update)
