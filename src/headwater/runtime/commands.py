@@ -303,6 +303,7 @@ class Commands:
         while self.core.main.recoveries == before:
             await asyncio.sleep(0.02)
         await self.core.main.checkpoint()
+        self.core.creating.retry()
 
     async def _show(self, statement: s.Show) -> Result:
         epoch = self.core.meta.committed_epoch()
