@@ -14,8 +14,9 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
 
-# log10, log2: other bits. to_char: without its format. parse_json: left out.
-_AS_WRITTEN: Final = ("LOG10", "LOG2", "TO_CHAR", "PARSE_JSON")
+# log10, log2: other bits. to_char: without its format. parse_json: left out. percentile_cont, percentile_disc: would be
+# approximate, and in ascending order always.
+_AS_WRITTEN: Final = ("LOG10", "LOG2", "TO_CHAR", "PARSE_JSON", "PERCENTILE_CONT", "PERCENTILE_DISC")
 
 
 def _listagg(parser: Any) -> exp.GroupConcat:

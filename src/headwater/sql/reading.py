@@ -11,6 +11,7 @@ from sqlglot.errors import ParseError, SqlglotError
 
 from headwater.errors import UsageError
 from headwater.model.spark_text import SparkText
+from headwater.sql.translation import translated
 
 DIALECTS: Final = ("spark", "postgres", "mysql", "risingwave")
 
@@ -24,7 +25,8 @@ def parse_query(text: str, dialect: str) -> exp.Expression:
         tree = sqlglot.parse_one(text, read=reading(dialect))
     except (ParseError, SqlglotError) as error:
         raise UsageError("SQL_SYNTAX", "the statement cannot be read", detail=first_line(error)) from error
-    return cast(exp.Expression, tree)
+    found = cast(exp.Expression, tree)
+    return found if dialect == "spark" else translated(found, dialect)
 
 
 def first_line(error: Exception) -> str:
