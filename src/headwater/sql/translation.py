@@ -7,7 +7,7 @@ of two integers, which needs the columns' types (docs/sql.md says so).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 from sqlglot import exp
 
@@ -36,7 +36,7 @@ def translated(tree: exp.Expression, dialect: str) -> exp.Expression:
                 return _replaced(node)
         return node
 
-    return tree.transform(rule, copy=False)
+    return cast(exp.Expression, tree.transform(rule, copy=False))
 
 
 def _log(node: exp.Log, dialect: str) -> exp.Expr:
