@@ -44,6 +44,7 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
         _refuse_non_deterministic(node)
         _refuse_moment(node, temporal)
     _refuse_limit_without_order(written)
+    _write_out_windows(written)
     schema: dict[str, object] = {name: {c.name: c.type for c in inputs[name].visible} for name in tables}
     names = _written_names(written)
     try:
@@ -197,6 +198,21 @@ def _refuse_limit_without_order(query: exp.Query) -> None:
                 "LIMIT without ORDER BY does not say which rows are meant",
                 hint="add ORDER BY with a total order",
             )
+
+
+def _write_out_windows(query: exp.Query) -> None:
+    """`OVER w … WINDOW w AS (…)` with the definition in the place of the name, as the operator tree has it."""
+    for select in list(query.find_all(exp.Select)):
+        named = {window.name.lower(): window for window in select.args.get("windows") or []}
+        for window in list(select.find_all(exp.Window)) if named else []:
+            found = named.get(window.alias.lower()) if window.parent_select is select else None
+            if found is None or found is window or window.args.get("partition_by") or window.args.get("order"):
+                continue
+            parts = {part: found.args.get(part) for part in ("partition_by", "order", "spec")}
+            written = exp.Window(this=window.this, over="OVER", **parts)
+            window.replace(written.copy())
+        if named and not any(w.alias for w in select.find_all(exp.Window)):
+            select.set("windows", None)
 
 
 def _leftmost(query: exp.Expr) -> exp.Expr:

@@ -48,6 +48,8 @@ TABLES = {
         ("select distinct a from t", Strategy.AFFECTED_KEYS),
         ("select a from t intersect select a from u", Strategy.AFFECTED_KEYS),
         ("select id from t qualify row_number() over (partition by a order by id) = 1", Strategy.AFFECTED_KEYS),
+        ("select id, rank() over w as r from t window w as (partition by a order by id)", Strategy.AFFECTED_KEYS),
+        ("select id from t where exists(array(1, 2), x -> x = a)", Strategy.ROWWISE),
         ("select id, rank() over (order by a) as r from t", Strategy.FULL),
         ("select id from t order by a, id limit 3", Strategy.FULL),
         ("select a, count(*) as n from t group by rollup (a)", Strategy.FULL),
