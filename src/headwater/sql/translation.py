@@ -1,8 +1,8 @@
 """What sqlglot's translation to Spark SQL would change the meaning of: mended in the tree, or refused.
 
 Whoever pastes a query of Postgres or MySQL wants its values. sqlglot writes `log(x)` of Postgres (base 10) as Spark's
-(base e), and `DATE_SUB(t, INTERVAL 2 HOUR)` of MySQL as two days. Each rule here is such a case. One is not mended: `/`
-of two integers, which needs the columns' types (docs/sql.md says so).
+(base e), and `DATE_SUB(t, INTERVAL 2 HOUR)` of MySQL as two days. Each rule here is such a case; `whole_numbers.py` has
+one that needs the columns' types.
 """
 
 from __future__ import annotations
