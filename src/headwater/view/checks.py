@@ -61,6 +61,7 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
         raise UsageError("VIEW_NOT_UNDERSTOOD", "the query could not be analysed", detail=_first_line(error)) from None
     if not isinstance(tree, exp.Query):
         raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
+    _refuse_stars_of_structs(tree)
     columns = _output_names(tree, names)
     _refuse_names(columns)
     return Query(tree, tables, columns)
@@ -197,6 +198,17 @@ def _refuse_limit_without_order(query: exp.Query) -> None:
                 "VIEW_LIMIT_WITHOUT_ORDER",
                 "LIMIT without ORDER BY does not say which rows are meant",
                 hint="add ORDER BY with a total order",
+            )
+
+
+def _refuse_stars_of_structs(query: exp.Query) -> None:
+    """A table's star is written out by now; how many columns `struct.*` gives, and of what names, is not known here."""
+    for select in query.find_all(exp.Select):
+        for found in (e for e in select.expressions if isinstance(e, exp.Dot) and e.is_star):
+            raise UsageError(
+                "VIEW_NOT_UNDERSTOOD",
+                f"a view names the fields that it takes of a struct: {found.sql('spark')} does not",
+                hint="write struct.field AS field for each",
             )
 
 

@@ -80,6 +80,7 @@ def test_the_cheapest_strategy_that_is_right_is_chosen(sql: str, strategy: Strat
         ("select _row_id from u", "VIEW_UNKNOWN_COLUMN"),
         ("drop table t", "VIEW_NOT_A_QUERY"),
         ("select from from", "VIEW_NOT_UNDERSTOOD"),
+        ("select id, what.* from (select id, named_struct('x', id) as what from t)", "VIEW_NOT_UNDERSTOOD"),
         ("select a, listagg(c, ',') as l from u group by a", "NON_DETERMINISTIC"),
         ("select a, collect_set(c) as l from u group by a", "NON_DETERMINISTIC"),
         ("select a, mode(c) as m from u group by a", "NON_DETERMINISTIC"),
