@@ -29,6 +29,7 @@ STATEMENTS: Final[dict[str, str]] = {
     "SEGMENT_GONE": "a file that the query needs was removed while it ran; run it again",
     "SQL_INVALID": "the statement is well-formed, but its names or types are wrong",
     "SQL_SYNTAX": "the statement cannot be read",
+    "SQL_UNTRANSLATABLE": "a query of another dialect uses what Spark SQL cannot express; the hint says what to write",
     "UNKNOWN_COLUMN": "the table has no such column",
     "UNKNOWN_DIALECT": "SET dialect takes spark, postgres, mysql or risingwave",
     "UNKNOWN_JOB": "there is no job of this id or name",

@@ -327,6 +327,7 @@ class EngineCore:
     def settings_changed(self, job_id: int) -> None:
         """A rate limit, a parallelism or PAUSE changed: whoever waits looks again."""
         self.capture.settings_changed(job_id)
+        self.creating.settings_changed(job_id)
 
     def progress_rows(self) -> list[dict[str, Any]]:
         return progress_rows(self)

@@ -17,6 +17,7 @@ import pytest
 
 from headwater import Engine
 from headwater.errors import UsageError
+from headwater.runtime.creating import ViewCreator
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 240.0
@@ -207,12 +208,25 @@ def test_a_creation_that_fails_says_why_and_goes_on_when_the_data_changes(engine
     engine.sql("CREATE TABLE Zeros (id INT PRIMARY KEY, n INT); INSERT INTO zeros VALUES (1, 0), (2, 5); FLUSH")
     engine.sql("CREATE MATERIALIZED VIEW tenths AS SELECT id, 10 / n AS q FROM zeros")
     waiting = "SELECT waiting_for FROM hw_catalog.hw_progress WHERE name = 'tenths'"
-    until(lambda: "division by zero" in repr(rows(engine, waiting)), "it should say what went wrong")
-    engine.sql("UPDATE zeros SET n = 2 WHERE n = 0; FLUSH")
+    until(lambda: "division by zero, at Zeros.id = 1" in repr(rows(engine, waiting)), "it should say what went wrong")
+    assert any("at Zeros.id = 1" in m for m in messages(engine, "tenths"))
+    engine.sql("UPDATE zeros SET n = 2 WHERE n = 0; FLUSH; RECOVER")
     state = "SELECT state FROM hw_catalog.hw_jobs WHERE name = 'tenths'"
     until(lambda: "live" in repr(rows(engine, state)), "the epoch that it reads should move on")
     assert rows(engine, "SELECT * FROM tenths") == rows(engine, "SELECT id, 10 / n AS q FROM zeros")
     engine.sql("DROP TABLE zeros CASCADE")
+
+
+def test_a_failure_that_takes_several_rows_names_no_key(engine: Engine) -> None:
+    large = 2**62
+    engine.sql(f"CREATE TABLE heap (id INT PRIMARY KEY, n BIGINT); INSERT INTO heap VALUES (1, {large}), (2, {large})")
+    engine.sql("CREATE MATERIALIZED VIEW height AS SELECT sum(n) AS s FROM heap")
+    until(lambda: any("too large" in m for m in messages(engine, "height")), "the sum should overflow")
+    creator = engine.core.creating.lanes[engine.core.registry.find("height").id].actor("creating height")
+    assert isinstance(creator, ViewCreator) and creator.diagnosis is not None and creator.diagnosis() is None
+    engine.sql("DELETE FROM heap WHERE id = 2; FLUSH; RECOVER; WAIT")
+    assert rows(engine, "SELECT * FROM height") == [(large,)]
+    engine.sql("DROP TABLE heap CASCADE")
 
 
 def test_a_delta_table_is_followed_and_feeds_a_view(engine: Engine, tmp_path: Path) -> None:
@@ -261,9 +275,11 @@ def test_snapshot_that_fails_after_some_chunks_begins_anew_when_the_row_is_mende
     query = "SELECT id, CAST(t AS INT) AS n FROM text"
     engine.sql(f"CREATE MATERIALIZED VIEW numbers WITH (backfill.rate_limit = '10') AS {query}")
     until(lambda: bool(messages(engine, "numbers")), "the bad row was not found")
+    until(lambda: any(f"at text.id = {last}" in m for m in messages(engine, "numbers")), "its key was not named")
+    assert not any("bad" in m for m in messages(engine, "numbers")), "never a value of the row"
     kept = "SELECT path FROM hw_catalog.hw_segments WHERE table_name = 'numbers' AND removed_epoch IS NULL"
     assert rows(engine, kept), "nothing was kept before it failed: this tests nothing"
-    engine.sql(f"UPDATE text SET t = '-1' WHERE id = {last}; DELETE FROM text WHERE id < 3; FLUSH")
+    engine.sql(f"UPDATE text SET t = '-1' WHERE id = {last}; DELETE FROM text WHERE id < 3; FLUSH; RECOVER")
     until(lambda: state(engine, "numbers") == "live", "the view did not begin anew")
     assert rows(engine, "SELECT * FROM numbers") == rows(engine, query)
     engine.sql("DROP TABLE text CASCADE")

@@ -16,6 +16,7 @@ from headwater.runtime.queries import Result, json_value
 from headwater.runtime.registry import schema_of
 from headwater.sql import statements as s
 from headwater.sql.parser import parse
+from headwater.sql.whole_numbers import divide_whole_numbers
 from headwater.storage.checkpoint import Contribution, JobRow
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Commands:
         """Run statements in order; the first that fails ends them."""
         results: list[Result | None] = []
         for statement in parse(text):
+            self._divide(statement)
             results.append(await self.run(statement))
         return results
 
@@ -70,12 +72,25 @@ class Commands:
         """As `execute`, but a query at the end comes back as a DataFrame."""
         found = None
         for statement in parse(text):
+            self._divide(statement)
             found = None
             if isinstance(statement, s.Query):
                 found = await self._frame(statement)
             elif (result := await self.run(statement)) is not None:
                 found = await asyncio.to_thread(_result_frame, self.core.spark, result)
         return found
+
+    def _divide(self, statement: s.Statement) -> None:
+        """In a query of Postgres' dialect: what is divided there without a fraction."""
+
+        def types_of(name: str) -> dict[str, str] | None:
+            job = self.core.registry.get(name)
+            columns = schema_of(job).visible if job is not None and job.kind in ("table", "view") else ()
+            return {c.name.lower(): c.type.upper() for c in columns}
+
+        inner = statement.inner if isinstance(statement, s.Explain) else statement
+        if (query := getattr(inner, "query", None)) is not None:
+            divide_whole_numbers(query, types_of)
 
     async def _frame(self, statement: s.Query) -> Any:
         await self.core.writes.settle()
@@ -303,6 +318,7 @@ class Commands:
         while self.core.main.recoveries == before:
             await asyncio.sleep(0.02)
         await self.core.main.checkpoint()
+        self.core.creating.retry()
 
     async def _show(self, statement: s.Show) -> Result:
         epoch = self.core.meta.committed_epoch()

@@ -12,16 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.snapshot.consume_upstream.upstream import GROUP_ROWS, next_group
 from headwater.backfill.snapshot.state import CreatingState, Phase, next_chunk
 from headwater.barrier.coordinator import Actor, Lane
 from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
+from headwater.config import suggestion
 from headwater.errors import DefiniteError, HeadwaterError, UsageError
 from headwater.model.barrier import Barrier, BarrierKind, Mutation, MutationKind
 from headwater.model.schema import Schema
+from headwater.runtime.live_views import at_key
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.runtime.upstream import StoredUpstream
@@ -41,6 +44,7 @@ MAX_JOIN_LAG_S: Final = 300.0
 # Rows of the driving input per chunk when nothing limits the rate: a second or two of work, after which others run.
 CHUNK_ROWS: Final = 500_000
 CHUNKED: Final = ("rowwise", "algebraic")
+OPTIONS: Final = {"backfill.rate_limit": 0, "backfill.parallelism": 1}  # with the smallest value
 WHOLE_LOG: Final = 1 << 62
 # After a step that failed; twice as long after each further one, since each may read all chunks anew.
 RETRY_S: Final = 5.0
@@ -59,12 +63,9 @@ class Creating:
 
     async def create(self, statement: s.CreateView) -> int:
         """Analyse, register, start the lane; gives the job id."""
-        unknown = [o for o in statement.options if o not in ("backfill.rate_limit", "backfill.parallelism")]
-        if unknown:
-            raise UsageError("UNKNOWN_OPTION", f"a view has no option {unknown[0]}", hint="backfill.rate_limit")
+        settings = _settings(statement.options)
         inputs, plan = self._analyse(statement)
         schema = await self.core.jobs.run("query", "analyse", lambda: self._schema(plan, inputs))
-        settings = {o.replace(".", "_"): int(v) for o, v in statement.options.items()}
         spec = {
             "schema": schema.as_dict(),
             "plan": plan.as_dict(),
@@ -137,6 +138,21 @@ class Creating:
         if (lane := self.lanes.get(job_id)) is not None:
             self.core.background(checkpoint(lane))
 
+    def retry(self) -> None:
+        """RECOVER: what failed is tried again now, not after its pause."""
+        for job_id in list(self.troubled):
+            lane, job = self.lanes.get(job_id), self.core.registry.by_id.get(job_id)
+            creator = lane.actor(f"creating {job.name}") if lane is not None and job is not None else None
+            if isinstance(creator, ViewCreator) and not creator.joining:
+                creator.not_before, creator.failures = 0.0, 0
+                self.nudge(job_id)
+
+    def settings_changed(self, job_id: int) -> None:
+        """A limit was changed, or the engine paused or resumed (0: it concerns all)."""
+        for creating_id in self.lanes:
+            if job_id in (0, creating_id):
+                self.nudge(creating_id)
+
     def build(self, lane: str) -> Sequence[Actor]:
         job = next((j for j in self.core.registry.of_kind("view") if j.lane == lane), None)
         return [ViewCreator(self.core, job)] if job is not None and job.state == "creating" else []
@@ -163,6 +179,24 @@ def rate_limit(job: JobRow) -> int | None:
     return None if value is None else int(value)
 
 
+def parallelism(job: JobRow) -> int | None:
+    """How many tasks of a step run at once, at most; None: as many as Spark gives it."""
+    settings = job.spec.get("settings", {})
+    found: int | None = settings.get("parallelism") or settings.get("backfill_parallelism")
+    return found
+
+
+def _settings(options: Mapping[str, str]) -> dict[str, int]:
+    for name, text in options.items():
+        if name not in OPTIONS:
+            raise UsageError("UNKNOWN_OPTION", f"a view has no option {name}", hint=suggestion(name, OPTIONS))
+        if not text.isdecimal() or int(text) < OPTIONS[name]:
+            raise UsageError(
+                "OPTION_VALUE", f"option {name} takes a whole number", hint=f"{name}='{OPTIONS[name] or 1000}'"
+            )
+    return {name.replace(".", "_"): int(text) for name, text in options.items()}
+
+
 class ViewCreator:
     """The one actor of a creating view's lane."""
 
@@ -177,7 +211,10 @@ class ViewCreator:
         self.view = ViewState(job, self.schema, list(core.meta.segments_at(job.id, lane_epoch)))
         self.work: asyncio.Task[tuple[CreatingState, list[NewSegment]]] | None = None
         self.not_before = 0.0
+        self.read = (0.0, 0.0)  # when the last step began, and the rows that it read: the rate limit counts them
         self.trouble = ""  # what the last step failed with
+        self.diagnosis: Callable[[], str | None] | None = None  # of the step that runs: which key makes it fail
+        self.diagnosed: tuple[CreatingState, str, str | None] | None = None  # (step, error, key), once it is looked for
         self.failures = 0
         self.last_step_s = 0.0
         self.joining = False
@@ -237,15 +274,35 @@ class ViewCreator:
         begun anew if there are later rows, and so is a group of epochs that some vnodes have consumed; what is kept of
         the view is hidden by the same checkpoint. Any other group is taken up to the newest epoch (`_consume`).
         """
+        state, committed = self.state, self.core.meta.committed_epoch()
+        if self.diagnosed is None or self.diagnosed[:2] != (state, str(error)):
+            self.diagnosed = (state, str(error), None)
+            self.core.background(self._find_key(error))
+        elif (key := self.diagnosed[2]) is not None:
+            error = at_key(error, key)
         self.core.record_error(self.job_id, self.job.name, error, retrying=True)
         self.core.creating.troubled.add(self.job_id)
         self.trouble = f"{error}"
         self.not_before = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self.failures)
         self.failures += 1
-        state, committed = self.state, self.core.meta.committed_epoch()
         stuck = state.phase is Phase.SNAPSHOT or state.group_epoch > 0
         if stuck and any(u.epochs(state.snapshot_epoch, committed) for u in self._upstreams()):
             self._begin_anew(committed, contribution)
+
+    async def _find_key(self, error: DefiniteError) -> None:
+        """Beside the lane: which key it was, for hw_errors and for what hw_progress says that it waits for."""
+        step, search = self.diagnosed, self.diagnosis
+        if step is None or search is None:
+            return
+        try:
+            key = await self.core.jobs.run("query", "diagnosis", search)
+        except HeadwaterError:
+            return  # whatever it was is reported where it matters
+        if key is None or self.diagnosed is not step or not self.trouble or self.job_id not in self.core.registry.by_id:
+            return
+        found = at_key(error, key)
+        self.diagnosed, self.trouble = (*step[:2], key), f"{found}"
+        self.core.record_error(self.job_id, self.job.name, found, retrying=True)
 
     def _begin_anew(self, epoch: int, contribution: Contribution) -> None:
         self.state = CreatingState.starting(epoch)
@@ -261,6 +318,10 @@ class ViewCreator:
         waiting = self._waiting_for(limit)
         self.core.report_progress(self.job_id, waiting_for=waiting or self.trouble)
         if waiting or time.monotonic() < self.not_before:
+            return
+        began, rows = self.read
+        if limit and time.monotonic() < began + rows / limit:  # of the limit as it is now
+            self.core.report_progress(self.job_id, waiting_for=f"the rate limit of {limit} rows/s")
             return
         if self.state.phase is Phase.SNAPSHOT:
             self._begin(self._snapshot_chunk(limit))
@@ -335,15 +396,17 @@ class ViewCreator:
     async def _snapshot_chunk(self, limit: int | None) -> tuple[CreatingState, list[NewSegment]]:
         """The next chunk: of vnodes, of a part of one, or everything at once where the strategy needs all rows."""
         from headwater.spark.view_chunk import Position, chunk_segments, count_vnodes, key_after
+        from headwater.spark.view_failure import failing_row
         from headwater.spark.view_job import initial_segments
 
         state, count, started = self.state, self.core.vnode_count, time.monotonic()
         inputs = self._inputs_at(state.snapshot_epoch)
         sizes = self._input_rows()
         driving = self.core.registry.by_id[max(sizes, key=lambda i: sizes[i])].name if sizes else ""
-        run = self.core.jobs.run
+        run, view, tasks = self.core.jobs.run, replace(self.view), parallelism(self.job)
         if not driving or self.job.spec["plan"].get("strategy") not in CHUNKED:
-            segments = await run("backfill", "view", lambda: initial_segments(self.core, self.view, inputs))
+            self.diagnosis = lambda: failing_row(self.core, view, inputs, driving)
+            segments = await run("backfill", "view", lambda: initial_segments(self.core, view, inputs, tasks))
             return state.advanced(count, count, self._driving_rows()), segments
         table = inputs[driving][0]
         if not state.vnode_rows:
@@ -357,15 +420,17 @@ class ViewCreator:
             then = state.advanced_within(key, wanted) if key is not None else None
         rows = sum(state.vnode_rows[state.next_vnode : end.vnode]) - state.rows_in_vnode
         then = then or state.advanced(end.vnode, count, rows)
+        chunk = start.upto(end, table.schema)
+        self.diagnosis = lambda: failing_row(self.core, view, inputs, driving, chunk)
         segments = await run(
-            "backfill", "view", lambda: chunk_segments(self.core, self.view, inputs, driving, start, end)
+            "backfill", "view", lambda: chunk_segments(self.core, view, inputs, driving, start, end, tasks)
         )
-        if limit:
-            self.not_before = started + (then.row_count - state.row_count) / limit
+        self.read = (started, then.row_count - state.row_count)
         return then, segments
 
     async def _consume(self, committed: int, limit: int | None) -> tuple[CreatingState, list[NewSegment]]:
         """The next group of epochs; a rowwise view takes a large one vnode by vnode."""
+        from headwater.spark.view_failure import failing_change
         from headwater.spark.view_job import refresh_segments
 
         state, count, started = self.state, self.core.vnode_count, time.monotonic()
@@ -385,13 +450,14 @@ class ViewCreator:
         end = min(count, state.group_vnode + -(-count // parts))
         vnodes = (state.group_vnode, end) if parts > 1 else None
         segments: list[NewSegment] = []
+        view = replace(self.view)
+        self.diagnosis = lambda: failing_change(self.core, view, inputs)
         if any(log.changed for _, log in inputs.values()):
             segments = await self.core.jobs.run(
-                "view", "view", lambda: refresh_segments(self.core, self.view, inputs, vnodes)
+                "view", "view", lambda: refresh_segments(self.core, view, inputs, vnodes)
             )
         self.last_step_s = time.monotonic() - started
-        if limit:
-            self.not_before = started + rows / parts / limit
+        self.read = (started, rows / parts)
         if vnodes is None:
             return state.consumed_to(upto), segments
         return state.consumed_within(upto, end, count), segments

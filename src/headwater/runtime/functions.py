@@ -16,6 +16,7 @@ import sqlglot
 from sqlglot import exp
 
 from headwater.errors import HeadwaterError, UsageError
+from headwater.model.spark_text import SparkText
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import JobRow
 
@@ -93,5 +94,5 @@ def functions_of(job: JobRow) -> set[str]:
     text = job.spec.get("plan", {}).get("sql", "")
     if not text:
         return set()
-    tree = sqlglot.parse_one(text, read="spark")
+    tree = sqlglot.parse_one(text, read=SparkText)
     return {node.name.lower() for node in tree.find_all(exp.Anonymous)}

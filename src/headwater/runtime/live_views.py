@@ -26,6 +26,11 @@ Refreshed = list[tuple[ViewState, "list[NewSegment] | DefiniteError"]]
 VIEW_RETRY_S: Final = 5.0  # a failed view tries again this often: the cause may be gone
 
 
+def at_key(error: DefiniteError, key: str) -> DefiniteError:
+    """The error of a view with the key that makes it fail."""
+    return DefiniteError(error.code, f"{error.message}, at {key}", detail=error.detail, hint=error.hint)
+
+
 class LiveViews:
     """See the head of this module. `flow` has the state of the tables, and what waits for its commit."""
 
@@ -179,19 +184,19 @@ class LiveViews:
 
     async def _find_key(self, view: ViewState, error: DefiniteError) -> None:
         """Beside the lane: which key it was, for hw_errors. The others' refresh goes on meanwhile."""
-        from headwater.spark.view_job import failing_key
+        from headwater.spark.view_failure import failing_change
 
         inputs = {
             name: (replace(state, segments=list(state.segments)), replace(log, log=list(log.log)))
             for name, (state, log) in self._inputs(view).items()
         }
+        frozen = replace(view, segments=list(view.segments))
         try:
-            key = await self.core.jobs.run("query", "diagnosis", lambda: failing_key(self.core, view, inputs))
+            key = await self.core.jobs.run("query", "diagnosis", lambda: failing_change(self.core, frozen, inputs))
         except HeadwaterError:
             return  # whatever it was is reported where it matters
         if key is not None and view.failed and view.job.id in self.core.registry.by_id:
-            found = DefiniteError(error.code, f"{error.message}, at {key}", detail=error.detail, hint=error.hint)
-            self.core.record_error(view.job.id, view.job.name, found, retrying=True)
+            self.core.record_error(view.job.id, view.job.name, at_key(error, key), retrying=True)
 
     def _inputs(self, view: ViewState) -> dict[str, tuple[TableState, InputLog]]:
         found = {}

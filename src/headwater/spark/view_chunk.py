@@ -20,7 +20,7 @@ from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.spark.query import explained
 from headwater.spark.view import Source, bound_name, initial, refresh
 from headwater.spark.view_input import segment_source
-from headwater.spark.view_job import as_created, write_view
+from headwater.spark.view_job import as_created, at_most, write_view
 from headwater.storage.checkpoint import NewSegment
 from headwater.view.inputs import FrameText
 from headwater.view.plan import Strategy, ViewPlan
@@ -41,6 +41,10 @@ class Position:
         names = F.struct(*[F.col(quoted(c.name)) for c in schema.key_columns])
         values = F.struct(*[_value(v, c) for v, c in zip(self.key, schema.key_columns, strict=True)])
         return earlier | ((F.col(VNODE) == self.vnode) & (names < values))
+
+    def upto(self, end: Position, schema: Schema) -> Column:
+        """The rows from here to before another position."""
+        return ~self.before(schema) & end.before(schema)
 
 
 def count_vnodes(core: Any, table: TableState) -> list[int]:
@@ -87,8 +91,9 @@ def chunk_segments(
     driving: str,
     start: Position,
     end: Position,
+    tasks: int | None = None,
 ) -> list[NewSegment]:
-    """The change of the view by the driving input's rows from one position to before another."""
+    """The change of the view by the driving input's rows from one position to before another, read by so many tasks."""
     inputs = as_created(view, inputs)
     plan = ViewPlan.from_dict(view.job.spec["plan"])
     sources = {
@@ -98,12 +103,12 @@ def chunk_segments(
     state = inputs[driving][0]
     number = bound_name(sorted(inputs).index(driving))
     begin, finish = start.before(state.schema), end.before(state.schema)
-    chunk = _rows(core, state, ~begin & finish)
+    chunk = _rows(core, state, start.upto(end, state.schema), tasks)
     first = start == Position(0)
     with explained("VIEW_FAILED"):
         if first or plan.strategy is Strategy.ROWWISE:
             sources[driving] = Source(FrameText(number, state.schema, False), {f"{number}_after": chunk})
-            return write_view(core, view, initial(core.spark, plan, sources), kind="base")
+            return write_view(core, view, initial(core.spark, plan, sources), kind="base", tasks=tasks)
         frames: dict[str, Callable[[], DataFrame]] = {
             f"{number}_before": _rows(core, state, begin),
             f"{number}_after": _rows(core, state, finish),
@@ -112,11 +117,11 @@ def chunk_segments(
         }
         sources[driving] = Source(FrameText(number, state.schema, True), frames)
         current = segment_source(core.reader(view.schema), "current", view)
-        return write_view(core, view, refresh(core.spark, plan, sources, current), kind="delta")
+        return write_view(core, view, refresh(core.spark, plan, sources, current), kind="delta", tasks=tasks)
 
 
-def _rows(core: Any, state: TableState, where: Column) -> Callable[[], DataFrame]:
-    return lambda: core.reader(state.schema).snapshot(state.segments, where)
+def _rows(core: Any, state: TableState, where: Column, tasks: int | None = None) -> Callable[[], DataFrame]:
+    return lambda: at_most(core.reader(state.schema).snapshot(state.segments, where), tasks)
 
 
 def _inserts(rows: DataFrame) -> DataFrame:

@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from headwater.errors import DefiniteError
-from headwater.model.schema import VNODE, Schema, quoted
+from headwater.model.schema import VNODE, Schema
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.spark.query import explained
 from headwater.spark.segment import segment_query, write_frame, write_sorted
@@ -28,7 +27,6 @@ from headwater.storage.files import segment_folder
 from headwater.view.plan import Strategy, ViewPlan
 
 Inputs = dict[str, tuple[TableState, InputLog]]
-HASH_CELLS: Final = 64  # into which the keys of one vnode are divided to find the one that fails
 QUICK_ROWS: Final = 200_000  # changes that one task aggregates in well under a second
 # So few rows are through before code for them would be compiled, or tasks for parts of them started.
 TINY_ROWS: Final = 50_000
@@ -126,72 +124,22 @@ def _quick(core: Any, works: Sequence[tuple[ViewState, Inputs]], *, tiny: bool) 
     return quick_session(core.spark, partitions, interpreted=tiny)
 
 
-def failing_key(core: Any, view: ViewState, inputs: Inputs) -> str | None:
-    """Which change makes the refresh fail, as `table.key = value`; None if it is not one alone.
-
-    Halves the change log again and again: first by vnode, then by a hash of the key. Some fifteen small jobs, once.
-    """
-    for name, (state, log) in inputs.items():
-        if not log.changed or log.reset:
-            continue
-        search = _Search(core, view, inputs, name)
-        if not search.fails(F.lit(False)) and search.fails(F.lit(True)):
-            cell = search.halve(F.col(VNODE), core.vnode_count, F.lit(True))
-            digest = F.pmod(F.xxhash64(*[F.col(quoted(k)) for k in state.schema.key]), F.lit(HASH_CELLS))
-            cell = search.halve(digest, HASH_CELLS, cell)
-            rows = core.reader(state.schema).scan(log.log).where(cell)
-            keys = (
-                rows.select(*[F.col(quoted(k)).cast("string") for k in state.schema.key]).distinct().limit(2).collect()
-            )
-            if len(keys) == 1:
-                pairs = zip(state.schema.key, keys[0], strict=True)
-                return ", ".join(f"{name}.{key} = {value}" for key, value in pairs)
-    return None
-
-
-class _Search:
-    """Refreshes with a part of one input's change log, to nowhere."""
-
-    def __init__(self, core: Any, view: ViewState, inputs: Inputs, name: str) -> None:
-        self.core, self.view, self.inputs, self.name = core, view, as_created(view, inputs), name
-        self.plan = _plan(view)
-
-    def fails(self, where: Column) -> bool:
-        sources = _sources(self.core.reader, self.inputs)
-        number = sorted(self.inputs).index(self.name)
-        state, log = self.inputs[self.name]
-        sources[self.name] = segment_source(self.core.reader(state.schema), number, state, log, where)
-        current = segment_source(self.core.reader(self.view.schema), "current", self.view)
-        try:
-            with explained("VIEW_FAILED"):
-                refresh(self.core.spark, self.plan, sources, current).write.format("noop").mode("append").save()
-        except DefiniteError:
-            return True
-        return False
-
-    def halve(self, value: Column, cells: int, within: Column) -> Column:
-        """The one value of `value` (0 up to `cells`) within a condition with which the refresh fails."""
-        low, high = 0, cells
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.fails(within & (value >= low) & (value < middle)):
-                high = middle
-            else:
-                low = middle
-        return within & (value == low)
-
-
-def initial_segments(core: Any, view: ViewState, inputs: Inputs) -> list[NewSegment]:
+def initial_segments(core: Any, view: ViewState, inputs: Inputs, tasks: int | None = None) -> list[NewSegment]:
     """The rows of a new view over its inputs' present segments (`view_chunk.py`: of a part of them)."""
     with explained("VIEW_FAILED"):
         frame = initial(core.spark, _plan(view), _sources(core.reader, as_created(view, inputs)))
-        return write_view(core, view, frame, kind="base")
+        return write_view(core, view, frame, kind="base", tasks=tasks)
 
 
-def write_view(core: Any, view: ViewState, frame: DataFrame, kind: str) -> list[NewSegment]:
+def at_most(frame: DataFrame, tasks: int | None) -> DataFrame:
+    """The frame, read by so many tasks at most."""
+    return frame if tasks is None else frame.coalesce(tasks)
+
+
+def write_view(core: Any, view: ViewState, frame: DataFrame, kind: str, tasks: int | None = None) -> list[NewSegment]:
     seq_base = core.sequence.take(1 << 39)
     return write_frame(
-        frame,
+        at_most(frame, tasks),
         core.data_dir,
         view.job.id,
         view.schema,

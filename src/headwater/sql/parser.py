@@ -16,11 +16,12 @@ from sqlglot.tokenizer_core import TokenType
 
 from headwater.config import suggestion
 from headwater.errors import UsageError
+from headwater.model.spark_text import SparkText
 from headwater.sql import statements as s
 from headwater.sql.create import create
 from headwater.sql.cursor import Cursor
 from headwater.sql.dml import delete, insert, update
-from headwater.sql.reading import DIALECTS, SparkText, first_line, parse_query, reading
+from headwater.sql.reading import DIALECTS, first_line, parse_query, reading
 
 _EXPLAIN: Final = re.compile(r"\s*EXPLAIN\s+", re.IGNORECASE)
 KINDS: Final = ("SOURCE", "TABLE", "SINK", "VIEW")

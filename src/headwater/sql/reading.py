@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import sqlglot
 from sqlglot import exp
-from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, SqlglotError
 
 from headwater.errors import UsageError
+from headwater.model.spark_text import SparkText
+from headwater.sql.translation import translated
 
 DIALECTS: Final = ("spark", "postgres", "mysql", "risingwave")
-
-
-class SparkText(Spark):
-    """Spark SQL as Spark 4 reads it: in `'it''s'` two quotes are one. sqlglot's own dialect would join two strings."""
-
-    class Tokenizer(Spark.Tokenizer):
-        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
 
 
 def reading(dialect: str) -> Any:
@@ -31,7 +25,8 @@ def parse_query(text: str, dialect: str) -> exp.Expression:
         tree = sqlglot.parse_one(text, read=reading(dialect))
     except (ParseError, SqlglotError) as error:
         raise UsageError("SQL_SYNTAX", "the statement cannot be read", detail=first_line(error)) from error
-    return cast(exp.Expression, tree)
+    found = cast(exp.Expression, tree)
+    return found if dialect == "spark" else translated(found, dialect)
 
 
 def first_line(error: Exception) -> str:

@@ -64,7 +64,9 @@ def algebra(root: Node, types: Mapping[str, str]) -> Algebra:
     while isinstance(below, (Filter, Project)):
         below = below.child
     if isinstance(root, Filter) and isinstance(below, Aggregate):
-        raise Unsupported("groups that HAVING drops would have to be stored to be counted on")
+        raise Unsupported(
+            "groups that HAVING drops would have to be stored (as by a view without it, and WHERE in a view on that)"
+        )
     if not isinstance(root, Aggregate) or not root.aggregates:
         raise Unsupported("the query is not an aggregate of counts and sums")
     if not linear(root.child):

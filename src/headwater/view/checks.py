@@ -13,6 +13,7 @@ from sqlglot.optimizer.scope import traverse_scope
 
 from headwater.errors import UsageError
 from headwater.model.schema import Schema
+from headwater.model.spark_text import SparkText
 from headwater.view.functions import (
     MOMENT_FUNCTIONS,
     MOMENTS,
@@ -43,6 +44,7 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
         _refuse_non_deterministic(node)
         _refuse_moment(node, temporal)
     _refuse_limit_without_order(written)
+    _write_out_windows(written)
     schema: dict[str, object] = {name: {c.name: c.type for c in inputs[name].visible} for name in tables}
     names = _written_names(written)
     try:
@@ -59,6 +61,7 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
         raise UsageError("VIEW_NOT_UNDERSTOOD", "the query could not be analysed", detail=_first_line(error)) from None
     if not isinstance(tree, exp.Query):
         raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
+    _refuse_stars_of_structs(tree)
     columns = _output_names(tree, names)
     _refuse_names(columns)
     return Query(tree, tables, columns)
@@ -70,7 +73,7 @@ def _first_line(error: Exception) -> str:
 
 def _parse(sql: str) -> exp.Query:
     try:
-        parsed = sqlglot.parse_one(sql, read="spark")
+        parsed = sqlglot.parse_one(sql, read=SparkText)
     except ParseError as error:
         hint = "write `window(…)` in a sub-select and group by its alias" if "window" in sql.lower() else ""
         raise UsageError(
@@ -196,6 +199,32 @@ def _refuse_limit_without_order(query: exp.Query) -> None:
                 "LIMIT without ORDER BY does not say which rows are meant",
                 hint="add ORDER BY with a total order",
             )
+
+
+def _refuse_stars_of_structs(query: exp.Query) -> None:
+    """A table's star is written out by now; how many columns `struct.*` gives, and of what names, is not known here."""
+    for select in query.find_all(exp.Select):
+        for found in (e for e in select.expressions if isinstance(e, exp.Dot) and e.is_star):
+            raise UsageError(
+                "VIEW_NOT_UNDERSTOOD",
+                f"a view names the fields that it takes of a struct: {found.sql('spark')} does not",
+                hint="write struct.field AS field for each",
+            )
+
+
+def _write_out_windows(query: exp.Query) -> None:
+    """`OVER w … WINDOW w AS (…)` with the definition in the place of the name, as the operator tree has it."""
+    for select in list(query.find_all(exp.Select)):
+        named = {window.name.lower(): window for window in select.args.get("windows") or []}
+        for window in list(select.find_all(exp.Window)) if named else []:
+            found = named.get(window.alias.lower()) if window.parent_select is select else None
+            if found is None or found is window or window.args.get("partition_by") or window.args.get("order"):
+                continue
+            parts = {part: found.args.get(part) for part in ("partition_by", "order", "spec")}
+            written = exp.Window(this=window.this, over="OVER", **parts)
+            window.replace(written.copy())
+        if named and not any(w.alias for w in select.find_all(exp.Window)):
+            select.set("windows", None)
 
 
 def _leftmost(query: exp.Expr) -> exp.Expr:

@@ -107,7 +107,7 @@ class Scope:
     def _replace(self, node: exp.Expr) -> exp.Expr:
         if isinstance(node, exp.Window) and (name := self.windows.get(node.sql("spark"))):
             return col(name)
-        if isinstance(node, exp.Exists) or (isinstance(node, exp.In) and node.args.get("query") is not None):
+        if _tests_rows(node) or (isinstance(node, exp.In) and node.args.get("query") is not None):
             raise Unsupported("EXISTS or IN with a subquery below OR, CASE or a SELECT list has no incremental form")
         if isinstance(node, exp.Subquery):
             return self._scalar(node.unnest())
@@ -145,7 +145,7 @@ class Scope:
         inner, negated = condition.unnest(), False
         while isinstance(inner, exp.Not):
             inner, negated = inner.this.unnest(), not negated
-        if isinstance(inner, exp.Exists):
+        if _tests_rows(inner):
             self._semi(inner.this, None, negated)
         elif isinstance(inner, exp.In) and inner.args.get("query") is not None:
             self._semi(inner.args["query"], inner.this, negated)
@@ -243,6 +243,11 @@ class Scope:
             keys.append(self.lowering.as_column(inner, one, "k"))
             pairs.append(exp.EQ(this=col(keys[-1]), expression=two))
         return keys, pairs
+
+
+def _tests_rows(node: exp.Expr) -> bool:
+    """EXISTS (SELECT …); `exists(array, x -> …)` is a function like any other."""
+    return isinstance(node, exp.Exists) and node.args.get("expression") is None
 
 
 def _outer_joined(name: str, below: Node) -> bool:

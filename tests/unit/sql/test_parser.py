@@ -84,6 +84,51 @@ def test_two_quotes_inside_a_string_are_one_as_in_spark_4() -> None:
     assert source.options == {"a": "it's"}
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "LOG10(x)",
+        "LOG2(x)",
+        "TO_CHAR(x, '999')",
+        "PARSE_JSON(x)",
+        "PERCENTILE(x, 0.5, y)",
+        "PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY x DESC)",
+        "LISTAGG(x, '') WITHIN GROUP (ORDER BY x)",
+    ],
+)
+def test_call_that_is_read_and_written_again_means_the_same_to_spark(call: str) -> None:
+    found = one("SELECT " + call.replace(", '')", ")") + " FROM t")  # no delimiter is an empty one
+    assert isinstance(found, s.Query)
+    assert found.query.sql(dialect="spark") == f"SELECT {call} FROM t"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "written", "spark"),
+    [
+        ("postgres", "log(x)", "LOG10(x)"),
+        ("mysql", "log(x)", "LN(x)"),
+        ("mysql", "log10(x)", "LOG10(x)"),
+        (
+            "postgres",
+            "percentile_disc(0.5) WITHIN GROUP (ORDER BY x)",
+            "PERCENTILE_DISC(0.5) WITHIN GROUP (ORDER BY x NULLS LAST)",
+        ),
+        ("postgres", "extract(dow FROM x)", "(EXTRACT(DAYOFWEEK FROM x) - 1)"),
+        ("postgres", "trunc(x, 2)", "CASE WHEN x < 0 THEN CEIL(x, 2) ELSE FLOOR(x, 2) END"),
+        ("postgres", "regexp_replace(x, 'a', 'b', 'g')", "REGEXP_REPLACE(x, 'a', 'b')"),
+        ("mysql", "date_sub(x, INTERVAL 2 HOUR)", "(x - INTERVAL '2' HOUR)"),
+    ],
+)
+def test_call_of_another_dialect_keeps_its_meaning(dialect: str, written: str, spark: str) -> None:
+    found = one(f"SELECT {written} FROM t", dialect)
+    assert isinstance(found, s.Query)
+    assert found.query.sql(dialect="spark") == f"SELECT {spark} FROM t"
+
+
+def test_call_that_spark_cannot_express_is_refused() -> None:
+    assert code("SELECT regexp_replace(x, 'a', 'b') FROM t", "postgres") == "SQL_UNTRANSLATABLE"
+
+
 def test_update_and_delete_take_an_alias_and_a_condition() -> None:
     update = one("UPDATE t AS x SET a = x.a + 1, b = 'c' WHERE x.id = 1")
     assert isinstance(update, s.Update)
