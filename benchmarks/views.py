@@ -247,7 +247,7 @@ class World:
     def reader(self, schema: Any) -> Any:
         from headwater.spark.table import TableReader
 
-        return TableReader(self.spark, self.data_dir, schema)
+        return TableReader(self.spark, self.data_dir, schema, self.vnode_count)
 
     def _segment(self, table: str, rows: pa.Table, kind: str) -> Any:
         from headwater.storage.segments import write_segment

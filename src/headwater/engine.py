@@ -56,7 +56,7 @@ from headwater.runtime.writes import Writes
 from headwater.server.endpoint import Endpoint, lock_directory, new_token, remove_endpoint, write_endpoint
 from headwater.server.metrics import Metrics
 from headwater.storage.checkpoint import Contribution
-from headwater.storage.files import DataDir
+from headwater.storage.files import CACHE, DataDir
 from headwater.storage.location import claim_meta_store
 from headwater.storage.meta import MAIN_LANE, MetaStore
 
@@ -145,7 +145,7 @@ class EngineCore:
         kept = {str(r["path"]) for r in self.meta.dead_letter_rows()}
         stale = [path for path, _ in self.data_dir.list("tables") if path not in known and path not in kept]
         stale += [path for path, _ in self.data_dir.list("staging")]
-        self.data_dir.delete(stale)
+        self.data_dir.delete([*stale, CACHE])
 
     async def _serve(self, host: str, port: int) -> None:
         from headwater.server.http import make_app, serve
@@ -294,7 +294,7 @@ class EngineCore:
     def reader(self, schema: Schema) -> Any:
         from headwater.spark.table import TableReader
 
-        return TableReader(self.spark, self.data_dir, schema)
+        return TableReader(self.spark, self.data_dir, schema, self.vnode_count)
 
     def forget_files(self, paths: Iterable[str | None]) -> None:
         """Delete files that nobody refers to, behind everybody's back."""

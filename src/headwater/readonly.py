@@ -69,7 +69,7 @@ class ReadOnlyEngine:
     def reader(self, schema: Schema) -> Any:
         from headwater.spark.table import TableReader
 
-        return TableReader(self.spark, self.data_dir, schema)
+        return TableReader(self.spark, self.data_dir, schema, self.parameters["vnode_count"])
 
     async def settle(self) -> None:
         """There is nothing to wait for."""

@@ -20,6 +20,7 @@ from headwater.runtime.live_views import LiveViews
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch, Staged, Swap, TableState, Taken
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
+from headwater.storage.files import cache_entry
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -239,6 +240,8 @@ class Dataflow:
                 continue
             contribution.segments_added += swap.added
             contribution.segments_removed += swap.removed.values()
+            if swap.new_files:
+                self.core.forget_files(map(cache_entry, swap.removed))
 
 
 def _files(batch: Batch) -> list[str]:

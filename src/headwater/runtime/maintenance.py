@@ -40,7 +40,7 @@ class Maintenance:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.expired_at = 0.0
+        self._rewritten: set[int] = set()  # tables whose deltas were found to be more than new keys
 
     async def run(self) -> None:
         while True:
@@ -97,11 +97,13 @@ class Maintenance:
     async def _promote(self, state: TableState, segments: list[Segment]) -> bool:
         """Deltas that only add keys are base as they are: nothing is rewritten. One job that reads the keys alone.
 
-        Tried for tables that statements write: bulk inserts are mostly that, and what a source or a query changes is
-        hardly ever.
+        Tried for tables that statements write, until it does not hold: bulk inserts are mostly that; what a source or a
+        query changes hardly ever is.
         """
         deltas = [s for s in segments if s.kind == "delta"]
-        if state.job.kind != "table" or state.job.spec.get("captured") or not deltas or _crumbled(segments):
+        if state.job.kind != "table" or state.job.spec.get("captured") or state.job.id in self._rewritten:
+            return False
+        if not deltas or _crumbled(segments):
             return False
 
         def work() -> bool:
@@ -112,6 +114,7 @@ class Maintenance:
                 return found
 
         if not await self.core.jobs.run("compaction", "compaction", work):
+            self._rewritten.add(state.job.id)
             return False
         added = [NewSegment(s.table_id, s.path, "base", s.rows, s.bytes, is_change=False) for s in deltas]
         removed = {s.path: s.id for s in deltas}

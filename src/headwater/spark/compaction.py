@@ -6,6 +6,7 @@ retained. For columns that pyarrow cannot carry, `runtime/maintenance.py` lets S
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
+from headwater.spark.segment_index import SegmentIndex, TooLarge
 from headwater.spark.view_rows import writable
 from headwater.storage.checkpoint import Segment
 from headwater.storage.files import DataDir, segment_path
@@ -97,7 +99,15 @@ class FoldVnodes:
             is_change=False,
             path=segment_path(self.table_id, self.folder),
         )
+        self._prepare(segment.path)
         yield {"subject": self.table_id, "segment": segment.as_dict()}
+
+    def _prepare(self, path: str) -> None:
+        """Look-ups that come next find what those before had made; an epoch would have to wait for it."""
+        if self.base:
+            with contextlib.suppress(OSError, TooLarge):
+                old = SegmentIndex(self.data_dir, self.schema, self.base[0])
+                SegmentIndex(self.data_dir, self.schema, path).prepare_like(old)
 
     def _read(self, paths: Sequence[str]) -> pa.Table:
         where = (pc.field(VNODE) >= self.first) & (pc.field(VNODE) < self.end)

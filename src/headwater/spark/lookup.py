@@ -1,17 +1,22 @@
-"""Point look-ups of rows by key, inside a worker: only the row groups whose vnodes can hold the keys are read."""
+"""Look-ups of rows by key, inside a worker: few keys by the row groups that can hold them, many by an index."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from headwater.model.key_hash import key_hashes
 from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.model.vnode import key_text, vnodes
+from headwater.spark.segment_index import TooLarge, is_open, opened
 from headwater.storage.files import DataDir
-from headwater.storage.segments import arrow_schema, newest_per_key
+from headwater.storage.segments import arrow_schema, newest_per_key, read_segments
+
+FEW_VNODES: Final = 1 / 8  # of all: up to this part of a segment is read rather than an index made for it
 
 
 def lookup_rows(
@@ -28,27 +33,35 @@ def lookup_rows(
     `match` are the columns to compare, where that is less than the whole key: they must decide the vnode.
     """
     match = match or schema.key
-    wanted = arrow_schema(schema)
-    names = [*columns, VNODE, OP, SEQ]
-    texts = pc.unique(key_text(keys, match))
-    homes = pc.unique(vnodes(keys, match, vnode_count))
-    parts = []
-    for path in paths:
-        fs, target = data_dir.path(path)
-        present = set(pq.read_schema(target, filesystem=fs).names)
-        part = pq.read_table(
-            target,
-            filesystem=fs,
-            columns=[n for n in names if n in present],
-            filters=pc.field(VNODE).isin(homes),
-            partitioning=None,
-        )
-        for name in names:
-            if name not in present:
-                part = part.append_column(name, pa.nulls(part.num_rows, wanted.field(name).type))
-        part = part.select(names).cast(pa.schema([wanted.field(n) for n in names]))
-        parts.append(part.filter(pc.is_in(key_text(part, match), value_set=texts)))
+    names = [*dict.fromkeys([*columns, *schema.key]), OP, SEQ]
+    wanted = _Wanted(keys, match, vnode_count)
+    parts = [_found(data_dir, schema, path, wanted, names) for path in paths]
     if not parts:
-        return pa.schema([wanted.field(n) for n in names]).empty_table()
+        parts = [pa.schema([arrow_schema(schema).field(n) for n in names]).empty_table()]
     rows = newest_per_key(pa.concat_tables(parts), schema.key)
-    return rows.filter(pc.equal(rows.column(OP), OP_UPSERT))
+    return rows.filter(pc.equal(rows.column(OP), OP_UPSERT)).select([*columns, OP, SEQ])
+
+
+class _Wanted:
+    """The keys in the forms in which they are looked for."""
+
+    def __init__(self, keys: pa.Table, match: tuple[str, ...], vnode_count: int) -> None:
+        self.match = match
+        self.texts = pc.unique(key_text(keys, match))
+        self.vnodes = pc.unique(vnodes(keys, match, vnode_count))
+        self.hashes = np.unique(key_hashes(keys, match))
+        self.few = len(self.vnodes) <= FEW_VNODES * vnode_count
+
+
+def _found(data_dir: DataDir, schema: Schema, path: str, wanted: _Wanted, names: Sequence[str]) -> pa.Table:
+    """The rows of a segment with a wanted key."""
+    rows: pa.Table | None = None
+    if not wanted.few or is_open(data_dir, path):
+        try:
+            segment = opened(data_dir, schema, path)
+            rows = segment.take(names, segment.find(wanted.match, wanted.hashes))
+        except TooLarge:
+            rows = None
+    if rows is None:
+        rows = read_segments(data_dir, schema, [path], names, pc.field(VNODE).isin(wanted.vnodes))
+    return rows.filter(pc.is_in(key_text(rows, wanted.match), value_set=wanted.texts))

@@ -33,6 +33,7 @@ class TableReader:
     spark: SparkSession
     data_dir: DataDir
     schema: Schema
+    vnode_count: int
 
     def snapshot(
         self, segments: Sequence[AnySegment], where: Column | None = None, vnodes: Sequence[int] | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -78,10 +78,14 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input as text, and what its names are bound to; a frame is only made if the text reads it."""
+    """An input as text, and what its names are bound to; a frame is only made if the text reads it.
+
+    `asked` gives the frames of names that are made up while the text is written, None for the names of others.
+    """
 
     text: InputText
     frames: Frames
+    asked: Callable[[str], Callable[[], DataFrame] | None] = lambda _: None
 
 
 def source_of(name: str, found: ViewInput) -> Source:
@@ -226,7 +230,7 @@ class _Binding:
     """Runs texts over sources; binds what a text names, once."""
 
     spark: SparkSession
-    frames: Frames
+    sources: Sequence[Source]
     one_task: bool
     names: dict[str, str] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
@@ -239,13 +243,20 @@ class _Binding:
 
     def _bound(self, name: str) -> str:
         if name not in self.names:
-            frame = self.frames[name]
+            frame = self._frame(name)
             if isinstance(frame, Lasting):
                 self.names[name] = _bind_lasting(self.spark, frame, self.one_task)
             else:
                 self.names[name] = _bind(frame, self.one_task)
                 self.own.append(self.names[name])
         return self.names[name]
+
+    def _frame(self, name: str) -> Callable[[], DataFrame]:
+        for source in self.sources:
+            found = source.frames.get(name) or source.asked(name)
+            if found is not None:
+                return found
+        raise KeyError(name)
 
 
 def _bind(make: Callable[[], DataFrame], one_task: bool) -> str:
@@ -275,8 +286,7 @@ def _bind_lasting(spark: SparkSession, frame: Lasting, one_task: bool) -> str:
 
 @contextmanager
 def _bound(spark: SparkSession, sources: Any, *, one_task: bool = False) -> Iterator[_Binding]:
-    frames = {name: frame for source in sources for name, frame in source.frames.items()}
-    binding = _Binding(spark, frames, one_task)
+    binding = _Binding(spark, list(sources), one_task)
     try:
         yield binding
     finally:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
+from headwater.model.schema import Schema, quoted
 from headwater.runtime.tables import AnySegment, InputLog, TableState
+from headwater.spark.compaction import foldable
+from headwater.spark.lookup import lookup_rows
 from headwater.spark.table import TableReader
 from headwater.spark.view import Lasting, Source, bound_name
-from headwater.view.inputs import Part, Parts, SegmentText
+from headwater.storage.files import DataDir
+from headwater.storage.segments import read_segments
+from headwater.view.inputs import Part, Parts, SegmentText, old_columns
 
 # Up to this much, deltas are put together in one task and broadcast; beyond it a shuffle is cheaper than one slow task.
 FEW_BYTES: Final = 48 * 1024 * 1024
 # So few rows are read in a few milliseconds, less than a broadcast of the wanted keys takes.
 TINY_ROWS: Final = 100_000
+LOOKED_UP_ROWS: Final = 50_000  # changes that one task finds the old rows of in a fraction of a second
 
 
 def segment_source(
@@ -34,7 +41,56 @@ def segment_source(
         before = binding.parts("b", log.seen)
         changes = _Scans(reader, bound_name(number), changes_where).parts_into("l", log.log, binding)
         reset = log.reset
+        if changes_where is None and _looks_up(state.schema, log):
+            text = SegmentText(binding.name, state.schema, before, after, changes, reset, looks_up=True)
+            return Source(text, binding.frames, OldRows(reader, binding.name, log).asked)
     return Source(SegmentText(binding.name, state.schema, before, after, changes, reset), binding.frames)
+
+
+def _looks_up(schema: Schema, log: InputLog) -> bool:
+    """Whether tasks look the touched keys up: in a large table that costs less than to scan it for them."""
+    if log.reset or not foldable(schema) or sum(s.rows for s in log.log) > LOOKED_UP_ROWS:
+        return False
+    return sum(s.rows for s in log.seen) > TINY_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class OldRows:
+    """The rows that the touched keys of an input had before, found by one task."""
+
+    reader: TableReader
+    name: str
+    log: InputLog
+
+    def asked(self, name: str) -> Callable[[], DataFrame] | None:
+        columns = old_columns(self.name, self.reader.schema, name)
+        return None if columns is None else lambda: self._frame(columns)
+
+    def _frame(self, columns: list[str]) -> DataFrame:
+        schema = self.reader.schema
+        log, seen = [s.path for s in self.log.log], [s.path for s in self.log.seen]
+        look_up = LookUp(self.reader.data_dir, schema, tuple(log), tuple(seen), tuple(columns), self.reader.vnode_count)
+        ddl = ", ".join(f"{quoted(c)} {schema[c].type}" for c in columns)
+        return self.reader.spark.range(0, 1, numPartitions=1).mapInArrow(look_up, ddl)
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Inside a worker: of the keys in the log's segments the rows that the segments seen before have."""
+
+    data_dir: DataDir
+    schema: Schema
+    log: tuple[str, ...]
+    seen: tuple[str, ...]
+    columns: tuple[str, ...]
+    vnode_count: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                keys = read_segments(self.data_dir, self.schema, self.log, list(self.schema.key))
+                rows = lookup_rows(self.data_dir, self.schema, self.seen, keys, self.vnode_count, self.columns)
+                yield from rows.select(list(self.columns)).to_batches()
 
 
 class _Scans:

@@ -100,7 +100,7 @@ def _change(
     finish: Callable[[str], str] | None = None,
 ) -> DataFrame:
     def reader(schema: Schema) -> TableReader:
-        return TableReader(spark, core.data_dir, schema)
+        return TableReader(spark, core.data_dir, schema, core.vnode_count)
 
     current = segment_source(reader(view.schema), "current", view)
     sources = _sources(reader, as_created(view, inputs), vnodes)

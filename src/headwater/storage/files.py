@@ -4,6 +4,7 @@
     engine.lock      held by the running engine      spool/<source>  raw change streams
     tables/<id>/     segments                        staging/        rows on their way into an epoch
     meta-store.url   where the meta store is instead of meta.db
+    cache/           of segments that are looked into often; can be deleted at any time
 
 Paths in the meta store are relative to it, so that a copied directory is a working one.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow.fs as pafs
 
@@ -67,6 +69,14 @@ class DataDir:
         selector = pafs.FileSelector(path, recursive=True, allow_not_found=True)
         prefix = len(root.rstrip("/")) + 1
         return [(i.path[prefix:], i.size) for i in fs.get_file_info(selector) if i.type == pafs.FileType.File]
+
+
+CACHE: Final = "cache"
+
+
+def cache_entry(path: str) -> str:
+    """The folder of a segment in the cache (`spark/segment_index.py`)."""
+    return f"{CACHE}/{path.removeprefix('tables/').removesuffix('.parquet').replace('/', '-')}"
 
 
 def segment_path(table_id: int, folder: str | None = None) -> str:

@@ -85,6 +85,17 @@ class FrameText:
         return sql.keep(sql.given(f"{self.name}_changes_with_old", (*self.schema.names, OP)), [*columns, OP])
 
 
+def old_name(input_name: str, schema: Schema, columns: Sequence[str]) -> str:
+    """Under which name the rows before of an input's touched keys are bound, with these columns."""
+    return f"{input_name}_old" + "".join(f"_{schema.names.index(c)}" for c in columns)
+
+
+def old_columns(input_name: str, schema: Schema, name: str) -> list[str] | None:
+    """The columns that are wanted under a name; None if it is not one of `old_name`."""
+    prefix = f"{input_name}_old_"
+    return [schema.names[int(i)] for i in name.removeprefix(prefix).split("_")] if name.startswith(prefix) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Segments of one kind: the name under which their scan is bound, and whether a task can hold them all.
@@ -112,7 +123,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class SegmentText:
-    """An input that is kept in segments. `reset` says that its log does not tell the change (TRUNCATE, a resync)."""
+    """An input that is kept in segments. `reset` says that its log does not tell the change (TRUNCATE, a resync).
+
+    `looks_up`: the rows before of the touched keys are bound too, under a name for each choice of columns (`old_name`).
+    """
 
     name: str
     schema: Schema
@@ -120,6 +134,7 @@ class SegmentText:
     after: Parts
     log: Parts
     reset: bool = False
+    looks_up: bool = False
 
     @property
     def changed(self) -> bool:
@@ -176,19 +191,8 @@ class SegmentText:
     def _both_versions(self, sql: Sql, columns: Sequence[str]) -> Rel:
         """Per touched key the old and the new values, in one aggregation; NULL where there was or is none."""
         logs = [p for p in (self.log.base, self.log.delta) if p is not None]
-        touched = [sql.select(sql.given(p.name, ()), {f"_hw_{k}": quoted(k) for k in self.schema.key}) for p in logs]
-        keys = sql.union(touched)
-        keys = keys.few() if all(p.few for p in logs) else keys
         found = [sql.extend(self._ranked(sql, p, columns), {"_hw_is_new": "true"}) for p in logs]
-        old = [p for p in (self.before.base, self.before.delta) if p is not None]
-        if sql.one_task:
-            # All are read, and those that nobody touched left out afterwards: a join costs Spark more.
-            old = [self.before.both] if self.before.both is not None else old
-            found += [sql.extend(self._ranked(sql, p, columns), {"_hw_is_new": "false"}) for p in old]
-        else:
-            for part in old:
-                rows = semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys)
-                found.append(sql.extend(rows, {"_hw_is_new": "false"}))
+        found += self._rows_before(sql, logs, columns)
         versions: dict[str, str] = {}
         for side, which in ((_OLD, "NOT _hw_is_new"), (_NEW, "_hw_is_new")):
             newest = self._newest_values([*self._beside_key(columns), OP], f" FILTER (WHERE {which})")
@@ -196,6 +200,23 @@ class SegmentText:
         grouped = sql.group(sql.union(found), self.schema.key, versions)
         there = self._of_newest(OP, columns, _NEW)
         return sql.where(grouped, f"{there} IS NOT NULL") if sql.one_task else grouped
+
+    def _rows_before(self, sql: Sql, logs: Sequence[Part], columns: Sequence[str]) -> list[Rel]:
+        """What the touched keys were before, in every version that is left of it; in one task: all keys."""
+        old = [p for p in (self.before.base, self.before.delta) if p is not None]
+        if sql.one_task:
+            # All are read, and those that nobody touched left out afterwards: a join costs Spark more.
+            old = [self.before.both] if self.before.both is not None else old
+            return [sql.extend(self._ranked(sql, p, columns), {"_hw_is_new": "false"}) for p in old]
+        if self.looks_up:
+            marks = {OP: _UPSERT, SEQ: "CAST(-1 AS BIGINT)", "_hw_is_new": "false"}
+            bound = sql.given(old_name(self.name, self.schema, columns), ())
+            return [sql.select(bound, {**{c: quoted(c) for c in columns}, **marks})]
+        touched = [sql.select(sql.given(p.name, ()), {f"_hw_{k}": quoted(k) for k in self.schema.key}) for p in logs]
+        keys = sql.union(touched)
+        keys = keys.few() if all(p.few for p in logs) else keys
+        rows = [semi_by_key(sql, self._ranked(sql, part, columns), self.schema.key, keys) for part in old]
+        return [sql.extend(part, {"_hw_is_new": "false"}) for part in rows]
 
     def _images(self, sql: Sql, versions: Rel, columns: Sequence[str]) -> Rel:
         """One row per image: the old one as a delete, the new one as an upsert."""

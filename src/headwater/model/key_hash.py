@@ -1,0 +1,40 @@
+"""A 64-bit number for each row's key: where an index has it. Equal keys have equal numbers, and perhaps others too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+from numpy.typing import NDArray
+
+from headwater.model.vnode import key_text
+
+
+def key_hashes(rows: pa.Table, key: tuple[str, ...]) -> NDArray[np.uint64]:
+    """An integer stands for itself; everything else is hashed by its canonical text."""
+    if len(key) == 1 and pa.types.is_integer(rows.column(key[0]).type) and rows.column(key[0]).null_count == 0:
+        numbers: NDArray[np.int64] = rows.column(key[0]).to_numpy().astype(np.int64)
+        return numbers.view(np.uint64)
+    text = key_text(rows, key)
+    text = (text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text).cast(pa.large_string())
+    if len(text) == 0:
+        return np.empty(0, np.uint64)
+    _, offsets, data = text.buffers()
+    starts = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+    raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
+    hashes: NDArray[np.uint64] = _fnv(raw, starts)
+    return hashes
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _fnv(raw: Any, starts: Any) -> Any:
+    """FNV-1a of `raw[starts[i]:starts[i + 1]]` for every i."""
+    out = np.empty(len(starts) - 1, np.uint64)
+    for i in range(len(starts) - 1):
+        value = np.uint64(0xCBF29CE484222325)
+        for j in range(starts[i], starts[i + 1]):
+            value = (value ^ np.uint64(raw[j])) * np.uint64(0x100000001B3)
+        out[i] = value
+    return out
