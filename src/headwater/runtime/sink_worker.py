@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 IDLE_S: Final = 0.5  # a sink without news looks again this often, for PAUSE, limits and a lost wake-up
-CREATE_OPTION: Final = "create_table_if_not_exists"
+CREATE_OPTIONS: Final = ("create_table_if_not_exists", "create_topic_if_not_exists")
 NOTED_WITHIN_S: Final = 60.0  # a checkpoint takes a second; a lane that recovers a few
 WHOLE: Final = 1 << 62  # no bound: a range that must be delivered as it was is not cut
 
@@ -255,9 +255,9 @@ class SinkWorker:
         columns, key = schema_of(source).visible, schema_of(source).key
         raw = self.raw()
         options = sink_options(raw, resolve_secret=resolve_secret)
-        if not self.fresh and CREATE_OPTION in options.values:
+        if not self.fresh:
             # A target that was there and is gone took what was delivered with it: an empty one would hide that.
-            raw = {**raw, CREATE_OPTION: "false"}
+            raw |= {name: "false" for name in CREATE_OPTIONS if name in options.values}
         sink = await self.in_thread(
             lambda: open_sink(self.name, raw, columns, key, self.core.generation, resolve_secret)
         )
@@ -341,7 +341,7 @@ class SinkWorker:
         assert job is not None
         after = job.created_epoch if self.fresh else self.reader.state.truncated_to.epoch
         whole = self.fresh and options.snapshot
-        if not whole and not self.core.meta.change_segments(self.source_id, after, found):
+        if not whole and not self.core.meta.change_epochs(self.source_id, after, found, 1):
             return
 
         def count() -> int:
