@@ -43,6 +43,8 @@ CONNECT_TIMEOUT_S: Final = 10
 # Longer than any merge of a batch of the default size; a dead peer is noticed by keep-alives before that.
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 ANALYZE_FROM_ROWS: Final = 10_000
+PREDECESSOR_WAIT_S: Final = 15  # how long a claim lets a commit that is under way finish
+LOCKED: Final = "55P03"
 
 
 class PostgresSink(BaseSink):
@@ -56,6 +58,7 @@ class PostgresSink(BaseSink):
         self.table = options.text("table.name")
         self.names = texts.Names(name, self.schema, self.table, self.column_names, self.key)
         self._connection: psycopg.Connection[Any] | None = None
+        self._session = f"headwater sink {self.names.digest}"
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         with self._transaction() as cursor:
@@ -68,13 +71,30 @@ class PostgresSink(BaseSink):
             raise self.target_changed(f"has no column {', '.join(missing)}")
 
     def claim(self) -> None:
+        try:
+            self._claim()
+        except TransientError as error:
+            if LOCKED not in error.detail:
+                raise
+            self._end_predecessor()
+            self._claim()
+
+    def _claim(self) -> None:
         with self._transaction() as cursor:
             cursor.execute(self.names.create_progress())
             cursor.execute(self.names.insert_progress(), (self.name, self.generation))
+            cursor.execute(f"SET LOCAL lock_timeout = '{PREDECESSOR_WAIT_S}s'")
             stored = self._lock_progress(cursor)
             if stored is not None and stored.generation > self.generation:
                 raise fenced(self.name)
             cursor.execute(self.names.claim_progress(), (self.generation, self.name))
+
+    def _end_predecessor(self) -> None:
+        """An engine that was stopped in the middle of its commit, or whose machine is gone, still holds the row; the
+        server would notice in hours. Its session is ended: the commit has landed or never will.
+        """
+        with self._transaction() as cursor:
+            cursor.execute(texts.END_SESSIONS, (self._session, self.schema, texts.PROGRESS))
 
     def prepare(self, from_epoch: int, to_epoch: int) -> Token:
         token = self.token(from_epoch, to_epoch)
@@ -205,7 +225,7 @@ class PostgresSink(BaseSink):
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             with self._translated():
-                self._connection = connector(self.options)()
+                self._connection = connector(self.options, self._session)()
         return self._connection
 
     @contextmanager
@@ -247,7 +267,7 @@ class PostgresSink(BaseSink):
             raise translate(error, self.name) from None
 
 
-def connector(options: SinkOptions) -> Callable[[], psycopg.Connection[Any]]:
+def connector(options: SinkOptions, session: str = "headwater sink") -> Callable[[], psycopg.Connection[Any]]:
     """A function that connects; it resolves the password where it is called, also inside a Spark task."""
 
     def connect() -> psycopg.Connection[Any]:
@@ -258,7 +278,7 @@ def connector(options: SinkOptions) -> Callable[[], psycopg.Connection[Any]]:
             password=options.reveal("password"),
             dbname=options.text("database.name"),
             sslmode=options.text("ssl.mode"),
-            application_name="headwater sink",
+            application_name=session,
             connect_timeout=CONNECT_TIMEOUT_S,
             keepalives_idle=10,
             keepalives_interval=5,
