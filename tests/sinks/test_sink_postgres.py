@@ -205,3 +205,12 @@ def test_an_engine_that_stopped_inside_its_commit_cannot_hold_its_successor_up(
     with pytest.raises(DefiniteError, match="SINK_FENCED"):
         old.claim()
     other._connect().commit()  # another sink's session is none of our business
+
+
+def test_a_role_with_rights_on_the_schema_alone_is_enough(port: int, sql: Any) -> None:
+    sql("CREATE SCHEMA app; CREATE ROLE app LOGIN; GRANT USAGE, CREATE ON SCHEMA app TO app")
+    sink = opened(port, "mine", COLUMNS, ("k",), **{"username": "app", "schema.name": "app"})
+    sink.validate(COLUMNS, ("k",))
+    sink.claim()
+    sink.abort(sink.prepare(1, 2))
+    assert sql("SELECT count(*) FROM app.mine") == [(0,)]

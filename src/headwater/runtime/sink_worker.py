@@ -158,6 +158,7 @@ class SinkWorker:
             # A delivery under way is let finish: cutting it would only mean doing it again.
             done, _ = await asyncio.wait({self.task}, timeout=5.0)
             if not done:
+                self.core.jobs.cancel(f"sink-{self.job_id}-")
                 self.task.cancel()
                 await asyncio.gather(self.task, return_exceptions=True)
         self._answer(TransientError("SINK_FAILED", f"sink {self.name} stops before it could do that"))
@@ -281,7 +282,7 @@ class SinkWorker:
         return loop.start(None if self.rewinding is not None else self.reader.state.delivered_to)
 
     async def in_thread(self, work: Any) -> Any:
-        return await self.core.jobs.run("sink", "sink", work)
+        return await self.core.jobs.run("sink", "sink", work, subject=self.job_id)
 
     async def _input_ready(self) -> bool:
         source = self.core.registry.by_id.get(self.source_id)
@@ -307,10 +308,10 @@ class SinkWorker:
         if found is not None:
             await self._count_landed(found, options, refused)
         if not self.fresh:
+            self.reader.start_from(found)  # at once: what was counted must not be counted again
             if self.rewinding is not None:
                 await self._do_rewind(loop)
                 found = None
-            self.reader.start_from(found)
             await settle_replay(self, loop, options, found)
             return
         if begun is not None and begun[0] == 0:

@@ -191,7 +191,9 @@ class PostgresSink(BaseSink):
                 f"table {self.schema}.{self.table} does not exist",
                 hint="create it, or add create_table_if_not_exists='true'",
             )
-        cursor.execute(self.names.create_schema())
+        cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self.schema,))
+        if cursor.fetchone() is None:  # IF NOT EXISTS would want the right to create one in any case
+            cursor.execute(self.names.create_schema())
         version = cursor.connection.info.server_version
         for statement in self.names.create_target(self.columns, version, keyed=self.upsert):
             cursor.execute(statement)
@@ -310,7 +312,10 @@ def translate(error: psycopg.Error, sink: str) -> HeadwaterError:
             hint="change the target back, or drop the sink and create it again",
         )
     if state == "42501":
-        return DefiniteError("SINK_NOT_ALLOWED", f"sink {sink} lacks a privilege in its target", detail=detail)
+        hint = "it needs USAGE and CREATE on the target's schema (staging and progress are tables beside the target)"
+        hint += ", and SELECT, INSERT, UPDATE and DELETE on the target"
+        message = f"sink {sink} lacks a privilege in its target"
+        return DefiniteError("SINK_NOT_ALLOWED", message, detail=detail, hint=hint)
     if state.startswith("28") or "authentication" in str(error):
         return TransientError(
             "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT
