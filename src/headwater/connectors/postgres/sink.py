@@ -43,6 +43,7 @@ CONNECT_TIMEOUT_S: Final = 10
 # Longer than any merge of a batch of the default size; a dead peer is noticed by keep-alives before that.
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 ANALYZE_FROM_ROWS: Final = 10_000
+ABORT_WAIT_S: Final = 10  # tasks of a cancelled job end in that time; a dropped sink has no later `prepare` to clean up
 PREDECESSOR_WAIT_S: Final = 15  # how long a claim lets a commit that is under way finish
 LOCKED: Final = "55P03"
 
@@ -162,7 +163,7 @@ class PostgresSink(BaseSink):
 
     def abort(self, token: Token) -> None:
         with self._transaction() as cursor:
-            self._drop(cursor, token.payload["stage"])
+            self._drop(cursor, token.payload["stage"], wait_s=ABORT_WAIT_S)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -215,11 +216,11 @@ class PostgresSink(BaseSink):
         cursor.execute(texts.TABLES_LIKE, (self.schema, self.names.stage("").replace("_", r"\_") + "%"))
         return [str(row[0]) for row in cursor.fetchall()]
 
-    def _drop(self, cursor: psycopg.Cursor[Any], stage: str) -> None:
+    def _drop(self, cursor: psycopg.Cursor[Any], stage: str, *, wait_s: int = 1) -> None:
         """Drop a staging table unless a task that was given up still writes to it; then the next `prepare` will."""
         try:
             with cursor.connection.transaction():
-                cursor.execute("SET LOCAL lock_timeout = '1s'")
+                cursor.execute(f"SET LOCAL lock_timeout = '{wait_s}s'")
                 cursor.execute(self.names.drop(stage))
         except psycopg.errors.LockNotAvailable:
             return
