@@ -217,6 +217,7 @@ SINKS: Final[dict[str, str]] = {
     "SINK_OPTION_UNKNOWN": "the sink has no such option",
     "SINK_OVERLAP": "the target already holds a part of the batch",
     "SINK_PATH_UNUSABLE": "the files sink needs a local or shared file system",
+    "SINK_REWIND_WAITS": "a rewind is noted and is done as soon as the sink's target can be used",
     "SINK_ROW_REFUSED": "the target refuses a row; it goes to the dead letters",
     "SINK_STAGING_LOST": "what the sink had staged is gone; it is staged again",
     "SINK_TARGET_BUSY": "the target is being written to by others; it is tried again",

@@ -65,6 +65,10 @@ def log_store(engine: EngineProcess, sink: str) -> dict[str, Any]:
     return engine.sql(f"SELECT * FROM hw_catalog.hw_log_stores WHERE sink = '{sink}'")[0]
 
 
+def letters(engine: EngineProcess, sink: str) -> list[dict[str, Any]]:
+    return [r for r in engine.sql("SHOW DEAD LETTERS") if r["sink"] == sink and not r["replayed"]]
+
+
 def state(engine: EngineProcess, sink: str) -> str:
     return str(engine.sql(f"SELECT state FROM hw_catalog.hw_jobs WHERE name = '{sink}'")[0]["state"])
 
@@ -189,9 +193,18 @@ def test_sink_that_is_down_slows_nothing_and_catches_up_in_one_batch(
     engine: EngineProcess, target: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
-    engine.sql(f"CREATE SINK down FROM k {into(target, 'down')}")
+    with target.connect() as connection:
+        connection.execute("CREATE TABLE down (id bigint PRIMARY KEY, country text, amount int CHECK (amount < 100))")
+    engine.sql(f"CREATE SINK down FROM k {into(target, 'down', dead_letters='true')}")
     engine.sql(f"CREATE SINK up FROM k WITH (connector='files', path='{folder}')")
     eventually(lambda: len(ids(target, "down")) == 30, "the snapshot did not arrive")
+    engine.sql("FLUSH")
+    epoch = engine.epoch()
+    engine.sql("INSERT INTO k VALUES (5998, 'x', 500), (5999, 'x', 1); FLUSH")
+    eventually(lambda: 5999 in ids(target, "down"), "the change did not arrive")
+    eventually(lambda: bool(letters(engine, "down")), "the refused row is not listed")
+    with target.connect() as connection:
+        connection.execute("DELETE FROM down WHERE id = 5999")
     target.stop("immediate")
     try:
         for i in range(5):
@@ -206,13 +219,23 @@ def test_sink_that_is_down_slows_nothing_and_catches_up_in_one_batch(
         eventually(lambda: engine.sql(code) == [{"c": "SINK_UNREACHABLE"}], "the outage is not shown")
         assert state(engine, "down") == "live", "a target that is down needs no person"
         assert engine.sql("SELECT count(*) AS n FROM k WHERE country = 'down'") == [{"n": 5}]
+        told = headwater("rewind", "down", "--to-epoch", str(epoch), data_dir=engine.data_dir)
+        assert told.returncode == 1 and "SINK_REWIND_WAITS" in told.stderr and "SINK_UNREACHABLE" in told.stderr
+        waiting = "SELECT waiting_for FROM hw_catalog.hw_progress WHERE name = 'down'"
+        assert f"goes back to epoch {epoch}" in engine.sql(waiting)[0]["waiting_for"]
+        with pytest.raises(SqlError, match="SINK_UNREACHABLE"):
+            engine.sql("REPLAY down")
+        tries = "SELECT count(*) AS n FROM hw_catalog.hw_errors WHERE name = 'down'"
+        before = engine.sql(tries)[0]["n"]
+        time.sleep(1)
+        assert engine.sql(tries)[0]["n"] <= before + 2, "a rewind that waits takes the back-off away"
     finally:
         target.start()
-    eventually(lambda: len(ids(target, "down")) == 35, "the sink did not catch up")
+    eventually(lambda: len(ids(target, "down")) == 36, "the sink did not go back and catch up")
     assert rows(target, "SELECT count(DISTINCT xmin::text) FROM down WHERE id >= 6000") == [(1,)]
     delivered = read_table(folder)  # the snapshot and five batches
-    assert sorted(delivered["id"].to_pylist()) == sorted(ids(target, "down"))
-    engine.sql("DROP SINK down; DROP SINK up; DELETE FROM k WHERE id >= 6000")
+    assert sorted(delivered["id"].to_pylist()) == sorted(ids(target, "down") | {5998})
+    engine.sql("DROP SINK down; DROP SINK up; DELETE FROM k WHERE id >= 5998")
 
 
 def test_transaction_over_two_rows_is_never_half_in_the_target(engine: EngineProcess, target: PostgresServer) -> None:

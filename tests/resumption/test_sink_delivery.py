@@ -40,7 +40,8 @@ def kill_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, sink_world: SinkWorld, kill_file: Path) -> Iterator[EngineProcess]:
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    # Beside what is there: the engine must run the same tree as the test.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     killing = f"connector='python', class='killing_sink:KillingSink', python.kill_file='{kill_file}'"
     login = ", ".join(f"python.{k}='{v}'" for k, v in sink_world.postgres_login().items())
     broker = (
@@ -57,6 +58,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory, sink_world: SinkWorld, kill
         running.sql(
             f"CREATE SINK events FROM e WITH ({killing}, {broker}, python.topic.partitions='2', "
             f"python.staging.path='{kill_file.parent}/staging', type='append-only')"
+        )
+        sink_world.postgres("CREATE TABLE picky (id bigint PRIMARY KEY, n int CHECK (n < 100))")
+        picky = killing.replace(str(kill_file), f"{kill_file}-picky")
+        running.sql(
+            f"CREATE SINK picky FROM e WITH ({picky}, python.connector='postgres', {login}, python.table.name='picky', "
+            f"python.dead_letters='true', python.dead_letters.path='file://{kill_file.parent}/letters')"
         )
         yield running
 
@@ -127,6 +134,24 @@ def test_each_change_is_there_once_after_a_kill(
     found = engine.sql(f"SELECT count(*) AS n FROM {table} WHERE id BETWEEN {first} AND {first + 49}")
     assert found == [{"n": 50}], "what was being delivered was not committed"
     settled(engine, sink_world)
+    counts = engine.sql("SELECT count(*) AS n FROM e")
+    eventually(lambda: delivered_rows(engine)["events"] == counts[0]["n"], "I7: the sink's rows are not counted")
     # An ordinary change goes through afterwards.
     engine.sql(f"INSERT INTO {table} SELECT {row} FROM range({first + 100}, {first + 110}); FLUSH")
     settled(engine, sink_world)
+
+
+def test_rows_that_were_refused_are_listed_after_a_kill_at_the_commit(
+    engine: EngineProcess, sink_world: SinkWorld, kill_file: Path
+) -> None:
+    quiet(engine)
+    kill_file.with_name(f"{kill_file.name}-picky").write_text("after commit")
+    with contextlib.suppress(Exception):
+        engine.sql("INSERT INTO e VALUES (900001, 1), (900002, 500); FLUSH")
+    eventually(lambda: engine.process is not None and engine.process.poll() is not None, "the engine was not killed")
+    engine.start()
+    eventually(lambda: engine.sql("SHOW DEAD LETTERS") != [], "the refused row is nowhere")
+    assert [(r["sink"], r["rows"]) for r in engine.sql("SHOW DEAD LETTERS")] == [("picky", 1)]
+    assert sink_world.postgres("SELECT id FROM picky WHERE id > 900000") == [(900001,)]
+    count = engine.sql("SELECT count(*) AS n FROM e")[0]["n"]
+    eventually(lambda: delivered_rows(engine)["picky"] == count - 1, "I7: the sink's rows are not counted")

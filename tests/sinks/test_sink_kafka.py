@@ -143,3 +143,16 @@ def test_a_batch_larger_than_the_clients_queue_arrives_whole(spark: Any, sink_wo
     assert loop.deliver(0, 10, lambda: rows).rows == 30_000  # from 0: by several producers
     found = [json.loads(v or b"")["v"] for _, v in read_topic(sink_world.bootstrap, target.name)]
     assert sorted(found) == list(range(30_000))
+
+
+def test_a_topic_that_was_deleted_is_not_made_anew(spark: Any, sink_world: SinkWorld) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    target = sink_world.target("kafka")
+    deliver(target, spark, ROWS)
+    admin = AdminClient({"bootstrap.servers": sink_world.bootstrap})
+    admin.delete_topics([target.options["topic"]])[target.options["topic"]].result()
+    target.options["create_topic_if_not_exists"] = "false"  # as the engine does once something was delivered
+    with pytest.raises(DefiniteError, match="SINK_TARGET_MISSING"):
+        deliver(target, spark, ROWS, 11)
+    assert target.options["topic"] not in admin.list_topics(timeout=30).topics

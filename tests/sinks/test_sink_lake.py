@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import functions as F
 
 from headwater.errors import DefiniteError, TransientError
 from headwater.model.schema import Column
@@ -113,6 +114,41 @@ def test_a_partitioned_target_is_a_clear_state(sink_world: SinkWorld) -> None:
     write_deltalake(target.options["path"], pa.table({"id": [1], "name": ["a"]}), partition_by=["name"])
     with pytest.raises(DefiniteError, match="SINK_TARGET_MISMATCH"):
         target.open(1).validate(COLUMNS, ("id",))
+
+
+def test_a_column_that_was_retyped_is_a_clear_state_before_a_file_is_added(spark: Any, target: Target) -> None:
+    from deltalake import write_deltalake
+    from pyiceberg.types import DecimalType
+
+    sink = target.open(1)
+    loop = started(target)
+    loop.deliver(0, 1, lambda: spark.createDataFrame([(1, "a", None, 1)], DDL))
+    if target.options["connector"] == "delta":
+        changed = pa.table({"id": [1], "name": ["a"], "amount": ["text"]})
+        write_deltalake(target.options["path"], changed, mode="overwrite", schema_mode="overwrite")
+    else:
+        with sink.load().update_schema() as update:
+            update.update_column("amount", DecimalType(20, 2))
+    with pytest.raises(DefiniteError, match=r"SINK_TARGET_MISMATCH.* amount as"):
+        loop.deliver(1, 2, lambda: spark.createDataFrame([(2, "b", None, 1)], DDL))
+    with pytest.raises(DefiniteError, match=r"SINK_TARGET_MISMATCH.* amount as"):
+        sink.validate(COLUMNS, ("id",))
+
+
+def test_dates_and_times_that_python_has_not_are_delivered_and_merged(spark: Any, target: Target) -> None:
+    kinds = {"day": "DATE", "at": "TIMESTAMP", "n": "INT"}
+    columns = tuple(Column(name, kind) for name, kind in kinds.items())
+    sink = target.open(1, columns=columns, key=("day",))
+    sink.validate(columns, ("day",))
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    far = "date_from_unix_date(2147483647) AS day, timestamp_micros(9223372036854775807L) AS at"
+    early = "date_from_unix_date(-800000) AS day, timestamp_micros(-63113904000000000L) AS at"
+    for epoch, n in enumerate((1, 2)):
+        text = " UNION ALL ".join(f"SELECT {x}, {n} AS n, CAST(1 AS TINYINT) AS _op" for x in (far, early))
+        loop.deliver(epoch, epoch + 1, lambda text=text: spark.sql(text))
+    read = spark.read.parquet(*[f.url for f in sink.files(sink.load(), {})])
+    assert [(r.n, r.c) for r in read.groupBy("n").agg(F.count("day").alias("c")).collect()] == [(2, 2)]
 
 
 def test_a_key_that_is_null_is_merged_like_any_other(spark: Any, target: Target) -> None:

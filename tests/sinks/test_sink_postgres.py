@@ -11,7 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.errors import DefiniteError, IndeterminateError
+from headwater.connectors.postgres import sink as pg_sink
+from headwater.errors import DefiniteError, IndeterminateError, TransientError
 from headwater.model.schema import Column
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.registry import open_sink
@@ -185,3 +186,31 @@ def test_an_append_only_target_takes_every_version_of_a_key(spark: Any, port: in
         frame = spark.createDataFrame([("a", value, 1)], "k STRING, v INT, _op TINYINT")
         loop.deliver(epoch, epoch + 1, lambda frame=frame: frame)
     assert sql("SELECT k, v FROM versions ORDER BY v") == [("a", 10), ("a", 20)]
+
+
+def test_an_engine_that_stopped_inside_its_commit_cannot_hold_its_successor_up(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pg_sink, "PREDECESSOR_WAIT_S", 1)
+    old, other = (opened(port, name, COLUMNS, ("k",)) for name in ("held", "other"))
+    for sink in (old, other):
+        sink.validate(COLUMNS, ("k",))
+        sink.claim()
+        sink._lock_progress(sink._connect().cursor())  # and here it stops
+    successor = opened(port, "held", COLUMNS, ("k",))
+    successor.generation = 2
+    successor.claim()
+    with pytest.raises(TransientError):
+        old.claim()  # its session is gone, and with it what it had not committed
+    with pytest.raises(DefiniteError, match="SINK_FENCED"):
+        old.claim()
+    other._connect().commit()  # another sink's session is none of our business
+
+
+def test_a_role_with_rights_on_the_schema_alone_is_enough(port: int, sql: Any) -> None:
+    sql("CREATE SCHEMA app; CREATE ROLE app LOGIN; GRANT USAGE, CREATE ON SCHEMA app TO app")
+    sink = opened(port, "mine", COLUMNS, ("k",), **{"username": "app", "schema.name": "app"})
+    sink.validate(COLUMNS, ("k",))
+    sink.claim()
+    sink.abort(sink.prepare(1, 2))
+    assert sql("SELECT count(*) FROM app.mine") == [(0,)]

@@ -9,6 +9,7 @@ Nothing here is in the way of a barrier. A sink whose target is down retries for
 from __future__ import annotations
 
 import asyncio
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from headwater.config import check_secrets, resolve_secret
@@ -29,6 +30,9 @@ class Delivery:
     """All sinks of an engine."""
 
     def __init__(self, core: EngineCore) -> None:
+        # A connector's thread would load it (pyiceberg's catalogs use it), and a statement that the meta store makes
+        # meanwhile meets a module that is half there: the epoch would fail and the lane recover.
+        importlib.import_module("sqlalchemy.orm")
         self.core = core
         self.sinks: dict[int, SinkWorker] = {}
 

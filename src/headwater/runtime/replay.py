@@ -36,9 +36,15 @@ class Replay:
         return cls(tuple(data["ids"]), int(data["epoch"])) if data else cls()
 
 
+def letters_of(worker: SinkWorker) -> list[dict[str, Any]]:
+    """The letters of a sink that wait."""
+    rows = worker.core.meta.dead_letter_rows()
+    return [r for r in rows if r["sink_id"] == worker.job_id and not r["replayed"]]
+
+
 async def replay_letters(worker: SinkWorker, loop: DeliveryLoop, options: Any) -> int:
     """Deliver all letters of a sink that wait; gives how many rows they hold. Nothing else is being delivered."""
-    waiting = [r for r in worker.core.meta.dead_letter_rows() if r["sink_id"] == worker.job_id and not r["replayed"]]
+    waiting = letters_of(worker)
     if not waiting:
         return 0
     worker.replaying = Replay(tuple(int(r["id"]) for r in waiting), worker.reader.read_to + 1)
@@ -69,7 +75,7 @@ async def _deliver(worker: SinkWorker, loop: DeliveryLoop, options: Any) -> None
 
         return replay_batch(core, source, epoch - 1, options, worker.key(), paths)
 
-    delivered = await worker.in_thread(lambda: loop.deliver(epoch - 1, epoch, frame))
+    delivered = await worker.in_thread(lambda: loop.deliver(epoch - 1, epoch, frame, worker.hold))
     worker.reader.start_from(epoch)
     worker.note(delivered)
     await _finish(worker, landed=True)

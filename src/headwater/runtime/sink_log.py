@@ -21,17 +21,17 @@ class ChangeLog:
         self.table_id = table_id
 
     def epochs(self, after: int, up_to: int, limit: int) -> Sequence[LogEpoch]:
-        groups: dict[int, list[Segment]] = {}
-        for segment in self.core.meta.change_segments(self.table_id, after, up_to):
-            groups.setdefault(segment.added_epoch, []).append(segment)
-        for epoch in self.core.meta.reset_epochs(self.table_id, after, up_to):
-            groups.setdefault(epoch, [])
-        return [log_epoch(epoch, groups[epoch]) for epoch in sorted(groups)[:limit]]
+        """A page at a time: a sink that was down for a month has millions of them."""
+        meta = self.core.meta
+        found = {*meta.change_epochs(self.table_id, after, up_to, limit)}
+        found |= {*meta.reset_epochs(self.table_id, after, up_to)}
+        groups: dict[int, list[Segment]] = {epoch: [] for epoch in sorted(found)[:limit]}
+        for segment in meta.change_segments(self.table_id, after, max(groups, default=after)):
+            groups[segment.added_epoch].append(segment)
+        return [log_epoch(epoch, segments) for epoch, segments in groups.items()]
 
     def backlog(self, after: int, up_to: int) -> Backlog:
-        segments = self.core.meta.change_segments(self.table_id, after, up_to)
-        epochs = {s.added_epoch for s in segments}
-        return Backlog(sum(s.rows for s in segments), sum(s.bytes for s in segments), len(epochs))
+        return Backlog(*self.core.meta.change_totals(self.table_id, after, up_to))
 
 
 def log_epoch(epoch: int, segments: Sequence[Segment]) -> LogEpoch:

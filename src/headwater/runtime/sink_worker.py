@@ -21,11 +21,14 @@ from headwater.logstore.chunk import LogBatch
 from headwater.logstore.reader import LogStoreReader
 from headwater.logstore.state import LogStoreState
 from headwater.logstore.writer import LogStoreWriter
+from headwater.runtime.letters import HeldLetters, held, letter_rows
 from headwater.runtime.registry import schema_of
-from headwater.runtime.replay import Replay, replay_letters, settle_replay
+from headwater.runtime.replay import Replay, letters_of, replay_letters, settle_replay
+from headwater.runtime.rewind import ask_rewind, do_rewind
 from headwater.runtime.sink_log import ChangeLog, log_store_row
 from headwater.sink.delivery import Delivered, DeliveryLoop
 from headwater.sink.registry import open_sink, sink_options
+from headwater.sink.sink import Token
 from headwater.storage.checkpoint import Contribution, JobRow
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 IDLE_S: Final = 0.5  # a sink without news looks again this often, for PAUSE, limits and a lost wake-up
-CREATE_OPTION: Final = "create_table_if_not_exists"
+CREATE_OPTIONS: Final = ("create_table_if_not_exists", "create_topic_if_not_exists")
+NOTED_WITHIN_S: Final = 60.0  # a checkpoint takes a second; a lane that recovers a few
 WHOLE: Final = 1 << 62  # no bound: a range that must be delivered as it was is not cut
 
 
@@ -75,7 +79,11 @@ class SinkWorker:
         self._dirty = False
         self._letters: list[dict[str, Any]] = []
         self._handed_over: list[dict[str, Any]] = []  # letters in a checkpoint that has not committed yet
-        self._rewind: tuple[int, asyncio.Future[None]] | None = None
+        self._held = HeldLetters.from_dict(core.meta.state(job.id, "letters"))
+        self.noted_rewind: int | None = (core.meta.state(job.id, "rewind") or {}).get("epoch")
+        self.rewinding = self.noted_rewind  # set once the note is durable
+        self._waiting: list[asyncio.Future[None]] = []  # who wants to know how the next attempt ends
+        self._hurry = False
         self._replay: asyncio.Future[int] | None = None
         self.replaying = Replay.from_dict(core.meta.state(job.id, "replay"))
         self._must_reach: int | None = None  # a range that is partly in the target ends here and is not cut
@@ -121,7 +129,10 @@ class SinkWorker:
     def contribute(self, contribution: Contribution) -> None:
         if (job := self.job) is not None and job.state != self._state:
             contribution.job_updates.setdefault(self.job_id, {})["state"] = self._state
-        if (not self._dirty and not self._letters) or self.fresh:
+        if not self._dirty and not self._letters:
+            return
+        contribution.states[(self.job_id, "letters")] = self._held.as_dict()
+        if self.fresh:
             return
         self._dirty = False
         letters, self._letters = self._letters, []
@@ -129,8 +140,10 @@ class SinkWorker:
         contribution.dead_letters += letters
         contribution.states[(self.job_id, "log")] = self.reader.state.as_dict()
         contribution.states[(self.job_id, "replay")] = self.replaying.as_dict()
+        contribution.states[(self.job_id, "rewind")] = {"epoch": self.noted_rewind}
         contribution.states[(self.job_id, "progress")] = self.core.progress_of(self.job_id).totals()  # I7
-        contribution.pins[f"sink:{self.job_id}"] = self.reader.state.truncated_to.epoch
+        needed = self.reader.state.truncated_to.epoch
+        contribution.pins[f"sink:{self.job_id}"] = min(needed, self.noted_rewind or needed)
         self.reader.forget(self.reader.state)
 
     def row(self) -> dict[str, Any]:
@@ -145,26 +158,52 @@ class SinkWorker:
             # A delivery under way is let finish: cutting it would only mean doing it again.
             done, _ = await asyncio.wait({self.task}, timeout=5.0)
             if not done:
+                self.core.jobs.cancel(f"sink-{self.job_id}-")
                 self.task.cancel()
                 await asyncio.gather(self.task, return_exceptions=True)
-        for asked in (self._rewind[1] if self._rewind is not None else None, self._replay):
-            if asked is not None and not asked.done():
-                asked.set_exception(TransientError("SINK_FAILED", f"sink {self.name} stops before it could do that"))
+        self._answer(TransientError("SINK_FAILED", f"sink {self.name} stops before it could do that"))
 
     async def rewind_to(self, epoch: int) -> None:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rewind = (epoch, done)
-        self._wake.set()
-        await done
+        await ask_rewind(self, epoch)
 
     async def replay(self) -> int:
-        """Deliver the dead letters again, as soon as the sink works; gives how many rows they were."""
+        """Deliver the dead letters again, now or not at all; gives how many rows they were."""
+        if not letters_of(self):
+            return 0
+        if reason := self._held_by(self._limit(sink_options(self.raw(), resolve_secret=resolve_secret))):
+            raise UsageError("PAUSED", f"sink {self.name} does not deliver now: {reason}")
         if self._replay is None:
             self._replay = asyncio.get_running_loop().create_future()
-        self._wake.set()
+        self._look_now()
         return await self._replay
 
+    async def attempt(self) -> None:
+        """Wait until the sink has done what it was asked for, or has failed to."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._look_now()
+        await done
+
+    def _look_now(self) -> None:
+        self._hurry = True
+        self._wake.set()
+
+    def _answer(self, error: HeadwaterError | None) -> None:
+        """Tell those who wait how it ended."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_exception(error) if error is not None else one.set_result(None)
+        if error is not None and self._replay is not None and not self._replay.done():
+            self._replay.set_exception(error)
+            self._replay = None
+
+    def raw(self) -> dict[str, str]:
+        job = self.job
+        return raw_options(self.core, job) if job is not None else {}
+
     async def run(self) -> None:
+        self._events = asyncio.get_running_loop()
         while not self._stopping:
             try:
                 await self._deliver_all()
@@ -187,9 +226,12 @@ class SinkWorker:
         self.core.record_error(self.job_id, self.name, error, retrying=True)
         self.reader.rewind()
         delay = self.backoff.failed()
-        self.core.report_progress(self.job_id, phase="waiting", waiting_for=f"{error}")
+        back = "" if self.noted_rewind is None else f" (then it goes back to epoch {self.noted_rewind})"
+        self.core.report_progress(self.job_id, phase="waiting", waiting_for=f"{error}{back}")
+        self._hurry = False
+        self._answer(error)
         end = time.monotonic() + delay
-        while not self._stopping and self._rewind is None and (left := end - time.monotonic()) > 0:
+        while not self._stopping and not self._hurry and (left := end - time.monotonic()) > 0:
             self._wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 async with asyncio.timeout(left):
@@ -212,11 +254,11 @@ class SinkWorker:
         if not await self._input_ready():
             return
         columns, key = schema_of(source).visible, schema_of(source).key
-        raw = raw_options(self.core, job)
+        raw = self.raw()
         options = sink_options(raw, resolve_secret=resolve_secret)
-        if not self.fresh and CREATE_OPTION in options.values:
+        if not self.fresh:
             # A target that was there and is gone took what was delivered with it: an empty one would hide that.
-            raw = {**raw, CREATE_OPTION: "false"}
+            raw |= {name: "false" for name in CREATE_OPTIONS if name in options.values}
         sink = await self.in_thread(
             lambda: open_sink(self.name, raw, columns, key, self.core.generation, resolve_secret)
         )
@@ -237,11 +279,10 @@ class SinkWorker:
             if error.code == "SINK_TARGET_MISSING" and not self.fresh:
                 raise target_gone(self.name, error) from error
             raise
-        rewinding = self._rewind is not None
-        return loop.start(None if rewinding else self.reader.state.delivered_to)
+        return loop.start(None if self.rewinding is not None else self.reader.state.delivered_to)
 
     async def in_thread(self, work: Any) -> Any:
-        return await self.core.jobs.run("sink", "sink", work)
+        return await self.core.jobs.run("sink", "sink", work, subject=self.job_id)
 
     async def _input_ready(self) -> bool:
         source = self.core.registry.by_id.get(self.source_id)
@@ -263,8 +304,14 @@ class SinkWorker:
                 await self.in_thread(lambda: loop.sink.reset(None))
             found = begun = None
         self._must_reach = begun[1] if begun is not None else None
+        refused = self._settle_letters(found)
+        if found is not None:
+            await self._count_landed(found, options, refused)
         if not self.fresh:
-            self.reader.start_from(found)
+            self.reader.start_from(found)  # at once: what was counted must not be counted again
+            if self.rewinding is not None:
+                await self._do_rewind(loop)
+                found = None
             await settle_replay(self, loop, options, found)
             return
         if begun is not None and begun[0] == 0:
@@ -276,6 +323,40 @@ class SinkWorker:
         else:
             await self._deliver_snapshot(loop, options)
         self.fresh = False
+        self._dirty = True
+
+    def _settle_letters(self, found: int | None) -> int:
+        """Letters of a commit whose end was not seen count if the target has the batch; gives how many rows."""
+        last, self._held = self._held, HeldLetters()
+        if not last.epoch:
+            return 0
+        self._dirty = True
+        if found is None or found < last.epoch:
+            return 0
+        self._letters += letter_rows(self.job_id, last.letters)
+        return last.rows
+
+    async def _count_landed(self, found: int, options: Any, refused: int) -> None:
+        """The target is ahead of our checkpoint: the rows that it got meanwhile are part of the total (I7)."""
+        job = self.job
+        assert job is not None
+        after = job.created_epoch if self.fresh else self.reader.state.truncated_to.epoch
+        whole = self.fresh and options.snapshot
+        if not whole and not self.core.meta.change_epochs(self.source_id, after, found, 1):
+            return
+
+        def count() -> int:
+            from headwater.spark.delivery import change_batch, snapshot_batch
+
+            source, key = self.source(), self.key()
+            if whole:
+                return int(snapshot_batch(self.core, source, found, options, key).count())
+            return int(change_batch(self.core, source, after, found, options, key).count())
+
+        self._count(await self.in_thread(count) - refused)
+
+    def _count(self, rows: int) -> None:
+        self.core.report_progress(self.job_id, rows=self.core.progress_of(self.job_id).rows + max(0, rows))
         self._dirty = True
 
     def _restart_at(self, epoch: int) -> None:
@@ -298,7 +379,7 @@ class SinkWorker:
 
             return snapshot_batch(self.core, source, epoch, options, self.key())
 
-        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, frame))
+        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, frame, self.hold))
         self.reader.state = LogStoreState.starting_at(epoch).delivered(epoch)
         self.reader.rewind()
         self._must_reach = None
@@ -321,7 +402,7 @@ class SinkWorker:
         return "the rate limit is 0" if limit == 0 else ""
 
     async def _step(self, loop: DeliveryLoop, options: Any) -> None:
-        if self._rewind is not None:
+        if self.rewinding is not None:
             await self._do_rewind(loop)
         if self._replay is not None and not self.core.paused:
             await self._do_replay(loop, options)
@@ -364,24 +445,25 @@ class SinkWorker:
 
             return change_batch(self.core, source, batch.from_epoch, batch.to_epoch, options, self.key())
 
-        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, frame))
+        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, frame, self.hold))
         self.note(delivered)
 
+    def hold(self, token: Token) -> None:
+        """Called by the delivering thread before a commit: a batch with letters is noted with a checkpoint first."""
+        letters = token.payload.get("dead_letters")
+        if letters:
+            noted = asyncio.run_coroutine_threadsafe(self._hold(held(token.to_epoch, letters)), self._events)
+            noted.result(NOTED_WITHIN_S)
+
+    async def _hold(self, letters: HeldLetters) -> None:
+        self._held = letters
+        await self.save()
+
     def note(self, delivered: Delivered) -> None:
-        progress = self.core.progress_of(self.job_id)
-        self.core.report_progress(self.job_id, rows=progress.rows + delivered.rows)
+        self._count(delivered.rows)
         self.core.counters.rows(self.name, delivered.rows)
-        self._letters += [
-            {
-                "sink_id": self.job_id,
-                "at": time.time(),
-                "code": "SINK_ROW_REFUSED",
-                "reason": "the target refused these rows",
-                "path": path,
-                "rows": rows,
-            }
-            for path, rows in delivered.dead_letters
-        ]
+        self._held = HeldLetters()
+        self._letters += letter_rows(self.job_id, delivered.dead_letters)
 
     async def save(self) -> None:
         """Wait until a checkpoint has what is to be stored."""
@@ -399,17 +481,6 @@ class SinkWorker:
             raise
 
     async def _do_rewind(self, loop: DeliveryLoop) -> None:
-        assert self._rewind is not None
-        epoch, done = self._rewind
-        self._rewind = None
-        try:
-            source = self.core.registry.by_id[self.source_id]
-            self.core.queries.check_epoch(source, epoch)
-            self.reader.rewind_to(epoch, retained_after=self.core.meta.oldest_epoch())
-            await self.in_thread(lambda: loop.sink.reset(epoch))
-            self._dirty = True
-            done.set_result(None)
-        except ValueError as error:
-            done.set_exception(UsageError("REWIND_RANGE", str(error), hint="SELECT epoch FROM hw_catalog.hw_epochs"))
-        except HeadwaterError as error:
-            done.set_exception(error)
+        await do_rewind(self, loop)
+        self._must_reach = None
+        self._answer(None)

@@ -133,10 +133,17 @@ class DeliveryLoop:
         found: tuple[int, int] | None = ask() if ask is not None else None
         return found
 
-    def deliver(self, from_epoch: int, to_epoch: int, batch: Callable[[], Any]) -> Delivered:
+    def deliver(
+        self,
+        from_epoch: int,
+        to_epoch: int,
+        batch: Callable[[], Any],
+        before_commit: Callable[[Token], None] | None = None,
+    ) -> Delivered:
         """Deliver the changes of `(from_epoch, to_epoch]`; `batch()` makes the DataFrame, only if it is needed.
 
-        Returns when the target has them durably, whoever delivered them.
+        Returns when the target has them durably, whoever delivered them. `before_commit` gets the token that is about
+        to be published, for what must be known after a crash in that moment.
         """
         found = self._settle()
         if found is not None and found >= to_epoch:
@@ -145,17 +152,19 @@ class DeliveryLoop:
             raise overlap(self.sink.name, found)
         token = self.sink.prepare(from_epoch, to_epoch)
         self._to(DeliveryEvent.PREPARE)
-        token = self._write(token, batch)
+        token = self._write(token, batch, before_commit)
         self._commit(token)
         self._to(DeliveryEvent.NOTE)
         self.pace.spent(token.rows)
         letters = tuple((str(path), int(rows)) for path, rows in token.payload.get("dead_letters", ()))
         return Delivered(to_epoch, token.rows, token.bytes, token.refused, letters)
 
-    def _write(self, token: Token, batch: Callable[[], Any]) -> Token:
+    def _write(self, token: Token, batch: Callable[[], Any], before_commit: Callable[[Token], None] | None) -> Token:
         try:
             self.pace.wait()
             written = self.sink.write(token, batch())
+            if before_commit is not None:
+                before_commit(written)
         except BaseException:
             self._abort(token)
             raise

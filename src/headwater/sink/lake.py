@@ -1,8 +1,9 @@
 """What the sinks into table formats over files (Delta, Iceberg) share: staging, copy on write, and the commit's loop.
 
-    <table>/headwater-<sink>-<epoch>-<attempt>/op=1/part-….parquet   rows of the batch: data files as they are
-                                               op=2/part-….parquet   keys of deleted rows, only read while writing
-                                               kept/part-….parquet   rewritten files: what the batch left of old ones
+    <table>/headwater-<sink>-<epoch>-<generation>-<attempt>/
+        op=1/part-….parquet   rows of the batch: data files as they are
+        op=2/part-….parquet   keys of deleted rows, only read while writing
+        kept/part-….parquet   rewritten files: what the batch left of old ones
 
 `write` is Spark's alone (`spark/lake.py`): it stages the batch by Spark's native writer, finds the data files that hold
 a key of the batch (by the files' statistics, then by a join on the key columns), and rewrites only those without these
@@ -76,8 +77,8 @@ class LakeSink(BaseSink):
         """Make an empty table of the sink's columns."""
 
     @abstractmethod
-    def check(self, table: Any) -> list[str]:
-        """Raise if the table cannot be a target of this sink; gives its columns."""
+    def check(self, table: Any) -> dict[str, pa.DataType]:
+        """Raise if the table cannot be a target of this sink; gives its columns with their types."""
 
     @abstractmethod
     def progress(self, table: Any) -> Progress | None:
@@ -95,6 +96,9 @@ class LakeSink(BaseSink):
     def location(self, table: Any) -> str:
         """The directory of the table, for Spark and for pyarrow."""
 
+    def tidy(self) -> None:
+        """Called after a commit: keep the format's own metadata small. Must not fail."""
+
     widened: frozenset[str] = frozenset()  # columns that the format has only as INT
 
     # -- the contract -----------------------------------------------------------------------------------------------
@@ -109,9 +113,7 @@ class LakeSink(BaseSink):
                 raise DefiniteError(error.code, error.message, detail=error.detail, hint=error.hint) from None
             self.create()
             return
-        found = set(self.check(table))
-        if missing := [c for c in self.column_names if c not in found]:
-            raise self.target_changed(f"has no column {', '.join(missing)}")
+        self._fitting(table)
 
     def claim(self) -> None:
         for _ in range(RACES):
@@ -127,15 +129,16 @@ class LakeSink(BaseSink):
         table = self._owned()
         self._remove_stale(table)
         token = self.token(from_epoch, to_epoch)
-        directory = f"{self.location(table)}/headwater-{self._digest}-{to_epoch}-{token.attempt}"
+        name = f"headwater-{self._digest}-{to_epoch}-{self.generation}-{token.attempt}"
+        directory = f"{self.location(table)}/{name}"
         return token.written(rows=0, directory=directory)
 
     def write(self, token: Token, df: Any) -> Token:
         from headwater.spark import lake
 
         table = self.load()
-        self.check(table)
-        everything = self.files(table, {})
+        self._fitting(table)
+        everything = self.files(table, {}) if self.upsert else []
         directory = token.payload["directory"]
         merge = self.upsert and bool(everything)
         staged = lake.stage(
@@ -163,6 +166,7 @@ class LakeSink(BaseSink):
         else:
             raise self._busy()
         self._remove(f"{token.payload['directory']}/op=2")
+        self.tidy()
 
     def last_committed(self) -> int | None:
         stored = self.progress(self.load())
@@ -176,6 +180,16 @@ class LakeSink(BaseSink):
 
     def abort(self, token: Token) -> None:
         self._remove(token.payload["directory"])
+
+    def _fitting(self, table: Any) -> None:
+        """The table takes files as they are: a column of another type would make it unreadable."""
+        found = self.check(table)
+        if missing := [c for c in self.column_names if c not in found]:
+            raise self.target_changed(f"has no column {', '.join(missing)}")
+        for column in self.columns:
+            there, ours = spelt(found[column.name]), spelt(arrow_type(column.type))
+            if there != (spelt(pa.int32()) if column.name in self.widened else ours):
+                raise self.target_changed(f"has column {column.name} as {there}, the sink has {ours}")
 
     # -- pieces -----------------------------------------------------------------------------------------------------
 
@@ -241,14 +255,24 @@ class LakeSink(BaseSink):
     def _remove_stale(self, table: Any) -> None:
         """Directories of attempts that were never committed: their epoch is after all that the table holds of ours."""
         filesystem, root = filesystem_of(self.location(table))
-        used = {f.url.rsplit("/", 2)[0].rsplit("/", 1)[-1] for f in self.files(table, {})}
         done = self.progress(table)
-        for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
-            if not info.base_name.startswith(f"headwater-{self._digest}-") or info.base_name in used:
-                continue
-            # Files of an earlier, committed epoch may have been replaced since; older snapshots still need them.
-            if done is None or done.epoch is None or int(info.base_name.split("-")[2]) > done.epoch:
-                self._remove(f"{self.location(table)}/{info.base_name}")
+        epoch = done.epoch if done is not None and done.epoch is not None else -1
+        found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+        stale = [i.base_name for i in found if i.base_name.startswith(f"headwater-{self._digest}-")]
+        stale = [name for name in stale if self._abandoned(name, epoch)]
+        if not stale:
+            return
+        used = {f.url.rsplit("/", 2)[0].rsplit("/", 1)[-1] for f in self.files(table, {})}
+        for name in stale:
+            if name not in used:
+                self._remove(f"{self.location(table)}/{name}")
+
+    def _abandoned(self, name: str, done: int) -> bool:
+        """Files of an earlier, committed epoch may have been replaced since; older snapshots still need them. What a
+        newer engine stages is not ours to remove, whatever we believed when we looked for it.
+        """
+        _, _, epoch, *rest = name.split("-")
+        return int(epoch) > done and (len(rest) < 2 or int(rest[0]) <= self.generation)
 
     def _remove(self, directory: str) -> None:
         filesystem, root = filesystem_of(directory)
@@ -262,6 +286,23 @@ class LakeSink(BaseSink):
 def filesystem_of(path: str) -> tuple[Any, str]:
     found: tuple[Any, str] = fs.FileSystem.from_uri(path)
     return found
+
+
+def spelt(kind: pa.DataType) -> str:
+    """A type as a text that is the same for all of Arrow's layouts of it."""
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return spelt(pa.string())
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return spelt(pa.binary())
+    if pa.types.is_map(kind):
+        return f"map<{spelt(kind.key_type)}, {spelt(kind.item_type)}>"
+    if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
+        return f"array<{spelt(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{f.name}: {spelt(f.type)}' for f in kind.fields)}>"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp_ntz"
+    return str(kind)
 
 
 def plain(url: str) -> str:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from headwater.model.schema import OP, OP_UPSERT, quoted
 from headwater.sink.lake import Bounds, filesystem_of, plain
 
+_PYTHON_DATES: Final = ("0001-01-01", "9999-12-31")
 _STAGED_OP: Final = "op"  # the directories `op=1` and `op=2`; a name without underscore, so that VACUUM sees them
 
 
@@ -39,6 +40,9 @@ def stage(
     measures = [F.count(F.lit(1)).alias("rows")]
     for i, name in enumerate(prune if by_op else ()):
         column = F.col(quoted(name))
+        if dict(df.dtypes)[name] == "date":
+            first, last = (F.lit(day).cast("date") for day in _PYTHON_DATES)
+            column = F.when(column.between(first, last), column)  # others count as NULL: they prune nothing
         measures += [F.min(column).alias(f"low{i}"), F.max(column).alias(f"high{i}")]
         measures.append(F.count(F.when(column.isNull(), 1)).alias(f"nulls{i}"))
     if not by_op:

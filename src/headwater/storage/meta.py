@@ -310,10 +310,22 @@ class MetaStore:
 
     def change_segments(self, table_id: int, after: int, upto: int) -> list[Segment]:
         """The segments of the change log of (after, upto]."""
+        return self._segments(*_changes(table_id, after, upto))
+
+    def change_epochs(self, table_id: int, after: int, upto: int, limit: int) -> list[int]:
+        """The epochs of (after, upto] that hold changes, oldest first, at most `limit` of them."""
         c = t.segments.c
-        return self._segments(
-            c.table_id == table_id, c.added_epoch > after, c.added_epoch <= upto, c.is_change == sa.true()
-        )
+        with self.read() as db:
+            query = sa.select(c.added_epoch).distinct().where(*_changes(table_id, after, upto))
+            return [int(e) for e in db.execute(query.order_by(c.added_epoch).limit(limit)).scalars()]
+
+    def change_totals(self, table_id: int, after: int, upto: int) -> tuple[int, int, int]:
+        """Rows, bytes and epochs of the change log of (after, upto]."""
+        c = t.segments.c
+        what = (sa.func.sum(c.rows), sa.func.sum(c.bytes), sa.func.count(c.added_epoch.distinct()))
+        with self.read() as db:
+            rows, size, epochs = db.execute(sa.select(*what).where(*_changes(table_id, after, upto))).one()
+        return int(rows or 0), int(size or 0), int(epochs)
 
     def all_segments(self) -> list[Segment]:
         return self._segments()
@@ -416,6 +428,11 @@ class MetaStore:
 
 
 _CREATION_LOCK: Final = 0x4865616477617465  # "Headwate": any number that nobody else takes
+
+
+def _changes(table_id: int, after: int, upto: int) -> tuple[sa.ColumnElement[bool], ...]:
+    c = t.segments.c
+    return c.table_id == table_id, c.added_epoch > after, c.added_epoch <= upto, c.is_change == sa.true()
 
 
 def _limit_lock_wait(db: sa.Connection) -> None:

@@ -285,6 +285,10 @@ def segments_are_visible_from_their_epoch_until_they_are_removed(make_store: Mak
     found = [paths(e) for e in (4, 5, 6, 7, 8, 9, 10, 11)]
     assert found == [[], ["a", "b"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c"], ["abc"], ["abc"], ["d"]]
     assert [s.path for s in store.change_segments(1, 5, 11)] == ["c", "d"]
+    assert store.change_epochs(1, 0, 11, 10) == [5, 7, 11] and store.change_epochs(1, 0, 11, 2) == [5, 7]
+    log = store.change_segments(1, 0, 11)
+    assert store.change_totals(1, 0, 11) == (sum(s.rows for s in log), sum(s.bytes for s in log), 3)
+    assert store.change_totals(1, 11, 99) == (0, 0, 0)
     assert store.was_reset(1, 9, 11) and not store.was_reset(1, 5, 10) and not store.was_reset(2, 0, 99)
 
 

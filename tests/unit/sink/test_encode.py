@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from typing import Any
 
@@ -50,6 +51,17 @@ def test_hex_is_what_a_plain_encoder_gives(values: list[bytes | None], data: st.
     start = data.draw(st.integers(0, len(values)))
     array = pa.array(values, pa.binary()).slice(start)
     assert hex_text(array, "\\x").to_pylist() == [None if v is None else "\\x" + v.hex() for v in values[start:]]
+
+
+@given(st.lists(st.one_of(st.none(), st.datetimes()), max_size=6), st.data())
+def test_times_are_what_python_prints(values: list[dt.datetime | None], data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    for zone, mark in ((None, ""), ("UTC", "Z")):
+        array = pa.array(values, pa.timestamp("us", zone)).slice(start)
+        wanted = [None if v is None else v.isoformat(timespec="microseconds") + mark for v in values[start:]]
+        assert timestamp_text(array).to_pylist() == wanted
+    days = pa.array([None if v is None else v.date() for v in values], pa.date32()).slice(start)
+    assert date_text(days).to_pylist() == [None if v is None else v.date().isoformat() for v in values[start:]]
 
 
 def test_array_literals_quote_what_needs_it_and_keep_null_apart_from_its_text() -> None:

@@ -73,13 +73,13 @@ class DeltaSink(LakeSink):
             message = f"the table of sink {self.name} cannot be created"
             raise DefiniteError("SINK_TARGET_MISSING", message, detail=type(error).__name__) from None
 
-    def check(self, table: DeltaTable) -> list[str]:
+    def check(self, table: DeltaTable) -> dict[str, pa.DataType]:
         if table.metadata().partition_columns:
             raise self.target_changed("is partitioned", hint="use an unpartitioned table")
         features = table.protocol().reader_features or []
         if found := [f for f in _UNREADABLE if f in features]:
             raise self.target_changed(f"has the feature {found[0]}", hint="use a table without it")
-        return [f.name for f in table.schema().fields]
+        return {f.name: f.type for f in pa.schema(table.schema().to_arrow())}
 
     def progress(self, table: DeltaTable) -> Progress | None:
         generation = table.transaction_version(f"{self.name}/generation")
@@ -158,8 +158,10 @@ def _statistics(metadata: Any, columns: Sequence[str]) -> dict[str, dict[str, An
         found = [metadata.row_group(g).column(i).statistics for g in range(metadata.num_row_groups)]
         if not found or not all(s is not None and s.has_min_max and s.has_null_count for s in found):
             continue
-        least[name] = _plain(min(s.min for s in found))
-        greatest[name] = _plain(max(s.max for s in found))
+        try:
+            least[name], greatest[name] = _plain(min(s.min for s in found)), _plain(max(s.max for s in found))
+        except OverflowError:  # a date that Python has not: the file goes without bounds
+            continue
         nulls[name] = sum(s.null_count for s in found)
     return {"minValues": least, "maxValues": greatest, "nullCount": nulls}
 

@@ -1,7 +1,7 @@
 """The manifest log of a files sink: which data files count, in order, and how far the sink has come.
 
     <path>/_manifest/00000000000000000007.json     one record per file, numbered without gaps
-    <path>/data/<to_epoch>-<attempt>/part-….parquet
+    <path>/data/<sink>-<to_epoch>-<generation>-<attempt>/part-….parquet
 
     {"version": 1, "kind": "claim" | "batch" | "reset", "sink": …, "generation": g, "from_epoch": a, "to_epoch": b,
      "type": "upsert" | "append-only", "key": […], "files": [{"path": relative, "rows": n, "bytes": m}, …]}

@@ -67,7 +67,7 @@ class FilesSink(BaseSink):
             raise fenced(self.name)
         self._remove_stale()
         token = self.token(from_epoch, to_epoch)
-        return token.written(rows=0, directory=f"{DATA_DIR}/{self.name}-{to_epoch}-{token.attempt}")
+        return token.written(rows=0, directory=f"{DATA_DIR}/{self.name}-{to_epoch}-{self.generation}-{token.attempt}")
 
     def write(self, token: Token, df: Any) -> Token:
         from headwater.spark.sink import run_tasks
@@ -140,8 +140,11 @@ class FilesSink(BaseSink):
     def _remove_stale(self) -> None:
         """Staging of attempts that no record names. Only the owner calls this, with no attempt of its own under way."""
         kept = {f["path"].rsplit("/", 1)[0] for r in batches(self._log.records()) for f in r.files}
-        for directory in (self.path / DATA_DIR).glob(f"{self.name}-*-*"):
-            if f"{DATA_DIR}/{directory.name}" not in kept:
+        for directory in (self.path / DATA_DIR).iterdir():
+            # What a newer engine stages is not ours to remove, whatever we believed when we looked for it.
+            name, *facts = directory.name.rsplit("-", 3)
+            ours = len(facts) == 3 and name == self.name and int(facts[1]) <= self.generation
+            if ours and f"{DATA_DIR}/{directory.name}" not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -6,6 +6,8 @@ they outlive the expiry of snapshots. Every commit, `claim` too, adds a snapshot
 against a stale handle; and `commit.retry.num-retries=0` keeps pyiceberg from repeating a refused commit on its own: it
 is judged anew here instead.
 
+Old snapshots of the sink expire (`tidy.py`).
+
 pyiceberg writes no equality deletes, so an upsert rewrites the files that it touches. The target must be unpartitioned,
 without delete files and without renamed columns: Spark reads its files as plain Parquet, by name.
 """
@@ -13,6 +15,7 @@ without delete files and without renamed columns: Spark reads its files as plain
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -26,9 +29,10 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
-from pyiceberg.io.pyarrow import parquet_files_to_data_files
+from pyiceberg.io.pyarrow import parquet_files_to_data_files, schema_to_pyarrow
 from pyiceberg.table import Table, Transaction
 
+from headwater.connectors.iceberg.tidy import MERGING, superfluous, tidy
 from headwater.errors import HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import Column
 from headwater.model.types import arrow_type
@@ -36,10 +40,12 @@ from headwater.sink.lake import Bounds, LakeSink, LiveFile
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress
 
+log = logging.getLogger(__name__)
 OPTIONS: Final = (
     Option("database.name", required=True),
     Option("table.name", required=True),
     Option("create_table_if_not_exists", bool, default=True),
+    Option("snapshots.keep", int, default=50),  # of this sink; 0: all of them, for ever
 )
 PROPERTY_PREFIX: Final = "catalog."
 _NEVER: Final = "-1"
@@ -49,6 +55,7 @@ _TABLE_PROPERTIES: Final = {
     # Each commit writes a metadata file; without these they and the cost of a commit grow for ever.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
+    **MERGING,
 }
 
 
@@ -94,14 +101,14 @@ class IcebergSink(LakeSink):
         with contextlib.suppress(TableAlreadyExistsError):
             self._catalog().create_table(self.identifier, pa.schema(fields), properties=dict(_TABLE_PROPERTIES))
 
-    def check(self, table: Table) -> list[str]:
+    def check(self, table: Table) -> dict[str, pa.DataType]:
         if not table.spec().is_unpartitioned():
             raise self.target_changed("is partitioned", hint="use an unpartitioned table")
         names = {f.field_id: f.name for f in table.schema().fields}
         for schema in table.schemas().values():
             if any(names.get(f.field_id, f.name) != f.name for f in schema.fields):
                 raise self.target_changed("has renamed columns", hint="use a new table")
-        return list(names.values())
+        return {f.name: f.type for f in schema_to_pyarrow(table.schema(), include_field_ids=False)}
 
     def progress(self, table: Table) -> Progress | None:
         generation = table.properties.get(f"headwater.{self.name}.generation")
@@ -121,7 +128,7 @@ class IcebergSink(LakeSink):
         return [LiveFile(t.file.file_path, int(t.file.file_size_in_bytes), t.file) for t in tasks]
 
     def try_commit(self, table: Table, epoch: int | None, added: Sequence[str], removed: Sequence[LiveFile]) -> bool:
-        marks = {f"headwater.{self.name}.generation": str(self.generation), "commit.retry.num-retries": "0"}
+        marks = self._marks()
         if epoch is not None:
             marks[f"headwater.{self.name}.epoch"] = str(epoch)
         summary = {"headwater.sink": self.name, "headwater.epoch": "" if epoch is None else str(epoch)}
@@ -129,11 +136,11 @@ class IcebergSink(LakeSink):
             transaction = Transaction(table, autocommit=False)
             self._name_mapping(transaction, marks)
             update = transaction.update_snapshot(snapshot_properties=summary)
-            with update.overwrite() if removed else update.fast_append() as snapshot:
+            with update.overwrite() if removed else update.merge_append() as snapshot:
                 for old in removed:
                     snapshot.delete_data_file(old.handle)
-                for new in parquet_files_to_data_files(table.io, transaction.table_metadata, iter(added)):
-                    snapshot.append_data_file(new)
+                for url in added:
+                    snapshot.append_data_file(self._data_file(table, transaction.table_metadata, url))
             transaction.commit_transaction()
         except CommitFailedException:
             return False
@@ -141,6 +148,34 @@ class IcebergSink(LakeSink):
             message = f"a commit of sink {self.name} failed"
             raise IndeterminateError("SINK_COMMIT_UNKNOWN", message, detail=type(error).__name__) from None
         return True
+
+    def _data_file(self, table: Table, metadata: Any, url: str) -> Any:
+        try:
+            return next(iter(parquet_files_to_data_files(table.io, metadata, iter([url]))))
+        except OverflowError:
+            # A bound that Python has no date for: infinity, or a time before our era. Without bounds the file may
+            # hold anything, which is true.
+            times = [f.name for f in table.schema().as_arrow() if pa.types.is_temporal(f.type)]
+            counted = {f"write.metadata.metrics.column.{name}": "counts" for name in times}
+            plain = metadata.model_copy(update={"properties": {**metadata.properties, **counted}})
+            return next(iter(parquet_files_to_data_files(table.io, plain, iter([url]))))
+
+    def _marks(self) -> dict[str, str]:
+        return {f"headwater.{self.name}.generation": str(self.generation), "commit.retry.num-retries": "0"}
+
+    def tidy(self) -> None:
+        keep = int(self.options["snapshots.keep"])
+        if keep <= 0:
+            return
+        try:
+            table = self.load()
+            old = superfluous(table, self.name, keep)
+            stored = self.progress(table)
+            if old and stored is not None and stored.generation == self.generation:
+                tidy(table, self.name, self._marks(), old, f"{table.location()}/headwater-expired-{self._digest}")
+        except Exception as error:
+            # The batch is there; this is tried again after a later one.
+            log.warning("the target of sink %s could not be tidied: %s", self.name, type(error).__name__)
 
     def _name_mapping(self, transaction: Transaction, marks: dict[str, Any]) -> None:
         """Files of Spark's plain writer have no field ids: the table's name mapping gives them."""

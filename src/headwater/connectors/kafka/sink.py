@@ -40,7 +40,7 @@ from headwater.connectors.kafka import avro
 from headwater.connectors.kafka.encode import FORMATS, SLICE, Form, encode_task, staged_exist
 from headwater.connectors.kafka.registry import register
 from headwater.connectors.kafka.transaction import INTENT, REQUEST_TIMEOUT_S, Place, Transaction, silent
-from headwater.errors import HeadwaterError, IndeterminateError, TransientError
+from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import Column
 from headwater.sink.base import BaseSink
 from headwater.sink.dead_letters import letters_of
@@ -50,6 +50,7 @@ from headwater.sink.sink import Token, Verdict, judge_progress
 OPTIONS: Final = (
     Option("topic", required=True),
     Option("format", default="json", choices=FORMATS),
+    Option("create_topic_if_not_exists", bool, default=True),
     Option("topic.partitions", int, default=-1),
     Option("topic.replication_factor", int, default=-1),
     Option("progress.topic", default="headwater_progress"),
@@ -244,6 +245,10 @@ class KafkaSink(BaseSink):
                 NewTopic(self.place.progress_topic, 1, replication, config={"cleanup.policy": "compact"}),
             ]
             missing = [t for t in wanted if t.topic not in existing]
+            if self.topic not in existing and not self.options["create_topic_if_not_exists"]:
+                message = f"there is no topic {self.topic}"
+                hint = "create it, or add create_topic_if_not_exists='true'"
+                raise DefiniteError("SINK_TARGET_MISSING", message, hint=hint)
             for future in (admin.create_topics(missing) if missing else {}).values():
                 with _already_there():
                     future.result(REQUEST_TIMEOUT_S)

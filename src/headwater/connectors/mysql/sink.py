@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -377,6 +378,9 @@ def _values(array: Any) -> list[Any]:
         values = plain_text(array).to_pylist()
     else:
         values = array.to_pylist()
+    if pa.types.is_floating(kind):
+        # As a text the server refuses it like any value that does not fit; the client library would refuse the batch.
+        values = [v if v is None or math.isfinite(v) else str(v) for v in values]
     return values
 
 
@@ -406,7 +410,10 @@ def _translate(error: Exception, sink: str) -> HeadwaterError:
         hint = "compare the target's types and constraints with the sink's columns"
         return DefiniteError("SINK_ROW_REFUSED", f"the target of sink {sink} refuses a row", detail=detail, hint=hint)
     if number in _MISMATCH:
-        return DefiniteError("SINK_TARGET_MISMATCH", f"the target of sink {sink} no longer fits", detail=detail)
+        hint = "change the target back, or drop the sink and create it again"
+        return DefiniteError(
+            "SINK_TARGET_MISMATCH", f"the target of sink {sink} no longer fits", detail=detail, hint=hint
+        )
     if number in _LOGIN:
         return TransientError(
             "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT

@@ -43,6 +43,9 @@ CONNECT_TIMEOUT_S: Final = 10
 # Longer than any merge of a batch of the default size; a dead peer is noticed by keep-alives before that.
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 ANALYZE_FROM_ROWS: Final = 10_000
+ABORT_WAIT_S: Final = 10  # tasks of a cancelled job end in that time; a dropped sink has no later `prepare` to clean up
+PREDECESSOR_WAIT_S: Final = 15  # how long a claim lets a commit that is under way finish
+LOCKED: Final = "55P03"
 
 
 class PostgresSink(BaseSink):
@@ -56,6 +59,7 @@ class PostgresSink(BaseSink):
         self.table = options.text("table.name")
         self.names = texts.Names(name, self.schema, self.table, self.column_names, self.key)
         self._connection: psycopg.Connection[Any] | None = None
+        self._session = f"headwater sink {self.names.digest}"
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         with self._transaction() as cursor:
@@ -68,13 +72,30 @@ class PostgresSink(BaseSink):
             raise self.target_changed(f"has no column {', '.join(missing)}")
 
     def claim(self) -> None:
+        try:
+            self._claim()
+        except TransientError as error:
+            if LOCKED not in error.detail:
+                raise
+            self._end_predecessor()
+            self._claim()
+
+    def _claim(self) -> None:
         with self._transaction() as cursor:
             cursor.execute(self.names.create_progress())
             cursor.execute(self.names.insert_progress(), (self.name, self.generation))
+            cursor.execute(f"SET LOCAL lock_timeout = '{PREDECESSOR_WAIT_S}s'")
             stored = self._lock_progress(cursor)
             if stored is not None and stored.generation > self.generation:
                 raise fenced(self.name)
             cursor.execute(self.names.claim_progress(), (self.generation, self.name))
+
+    def _end_predecessor(self) -> None:
+        """An engine that was stopped in the middle of its commit, or whose machine is gone, still holds the row; the
+        server would notice in hours. Its session is ended: the commit has landed or never will.
+        """
+        with self._transaction() as cursor:
+            cursor.execute(texts.END_SESSIONS, (self._session, self.schema, texts.PROGRESS))
 
     def prepare(self, from_epoch: int, to_epoch: int) -> Token:
         token = self.token(from_epoch, to_epoch)
@@ -142,7 +163,7 @@ class PostgresSink(BaseSink):
 
     def abort(self, token: Token) -> None:
         with self._transaction() as cursor:
-            self._drop(cursor, token.payload["stage"])
+            self._drop(cursor, token.payload["stage"], wait_s=ABORT_WAIT_S)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -171,7 +192,9 @@ class PostgresSink(BaseSink):
                 f"table {self.schema}.{self.table} does not exist",
                 hint="create it, or add create_table_if_not_exists='true'",
             )
-        cursor.execute(self.names.create_schema())
+        cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self.schema,))
+        if cursor.fetchone() is None:  # IF NOT EXISTS would want the right to create one in any case
+            cursor.execute(self.names.create_schema())
         version = cursor.connection.info.server_version
         for statement in self.names.create_target(self.columns, version, keyed=self.upsert):
             cursor.execute(statement)
@@ -193,11 +216,11 @@ class PostgresSink(BaseSink):
         cursor.execute(texts.TABLES_LIKE, (self.schema, self.names.stage("").replace("_", r"\_") + "%"))
         return [str(row[0]) for row in cursor.fetchall()]
 
-    def _drop(self, cursor: psycopg.Cursor[Any], stage: str) -> None:
+    def _drop(self, cursor: psycopg.Cursor[Any], stage: str, *, wait_s: int = 1) -> None:
         """Drop a staging table unless a task that was given up still writes to it; then the next `prepare` will."""
         try:
             with cursor.connection.transaction():
-                cursor.execute("SET LOCAL lock_timeout = '1s'")
+                cursor.execute(f"SET LOCAL lock_timeout = '{wait_s}s'")
                 cursor.execute(self.names.drop(stage))
         except psycopg.errors.LockNotAvailable:
             return
@@ -205,7 +228,7 @@ class PostgresSink(BaseSink):
     def _connect(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
             with self._translated():
-                self._connection = connector(self.options)()
+                self._connection = connector(self.options, self._session)()
         return self._connection
 
     @contextmanager
@@ -247,7 +270,7 @@ class PostgresSink(BaseSink):
             raise translate(error, self.name) from None
 
 
-def connector(options: SinkOptions) -> Callable[[], psycopg.Connection[Any]]:
+def connector(options: SinkOptions, session: str = "headwater sink") -> Callable[[], psycopg.Connection[Any]]:
     """A function that connects; it resolves the password where it is called, also inside a Spark task."""
 
     def connect() -> psycopg.Connection[Any]:
@@ -258,7 +281,7 @@ def connector(options: SinkOptions) -> Callable[[], psycopg.Connection[Any]]:
             password=options.reveal("password"),
             dbname=options.text("database.name"),
             sslmode=options.text("ssl.mode"),
-            application_name="headwater sink",
+            application_name=session,
             connect_timeout=CONNECT_TIMEOUT_S,
             keepalives_idle=10,
             keepalives_interval=5,
@@ -290,7 +313,10 @@ def translate(error: psycopg.Error, sink: str) -> HeadwaterError:
             hint="change the target back, or drop the sink and create it again",
         )
     if state == "42501":
-        return DefiniteError("SINK_NOT_ALLOWED", f"sink {sink} lacks a privilege in its target", detail=detail)
+        hint = "it needs USAGE and CREATE on the target's schema (staging and progress are tables beside the target)"
+        hint += ", and SELECT, INSERT, UPDATE and DELETE on the target"
+        message = f"sink {sink} lacks a privilege in its target"
+        return DefiniteError("SINK_NOT_ALLOWED", message, detail=detail, hint=hint)
     if state.startswith("28") or "authentication" in str(error):
         return TransientError(
             "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT

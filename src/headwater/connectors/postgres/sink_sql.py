@@ -48,6 +48,14 @@ TABLES_LIKE: Final = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s"""
 
+# Sessions of one sink that hold a lock on its progress table; those of tasks and of other sinks have other names.
+END_SESSIONS: Final = """
+SELECT pg_terminate_backend(a.pid)
+FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid
+JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE a.application_name = %s AND a.pid <> pg_backend_pid() AND a.usename = current_user
+  AND n.nspname = %s AND c.relname = %s AND l.granted"""
+
 _TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
     pa.int8(): "smallint",
@@ -107,8 +115,11 @@ class Names:
         """A name of at most 63 bytes: the sink's digest, so that no sink drops the staging of another, and the
         attempt.
         """
-        digest = hashlib.sha256(self.sink.encode()).hexdigest()[:16]
-        return f"_headwater_{digest}_{attempt[:24]}"
+        return f"_headwater_{self.digest}_{attempt[:24]}"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.sink.encode()).hexdigest()[:16]
 
     def create_schema(self) -> Composed:
         return SQL("CREATE SCHEMA IF NOT EXISTS {}").format(Identifier(self.schema))
