@@ -75,6 +75,7 @@ ENGINE: Final[dict[str, str]] = {
     "ENGINE_FAILED": "a part of the engine failed in an unforeseen way; start it again",
     "ENGINE_FENCED": "a newer engine has taken over the meta store; this one stops",
     "ENGINE_GONE": "the engine that a command talks to does not answer",
+    "DATA_DIRECTORY_UNUSABLE": "the data directory cannot be made or written to",
     "ENGINE_RUNNING": "another engine runs on this data directory",
     "ENGINE_STOPPING": "the engine is stopping",
     "EPOCH_FAILED": "an epoch failed and is tried again",

@@ -53,7 +53,13 @@ from headwater.runtime.registry import Registry
 from headwater.runtime.status import progress_rows, status_of
 from headwater.runtime.tables import SequenceAllocator
 from headwater.runtime.writes import Writes
-from headwater.server.endpoint import Endpoint, lock_directory, new_token, remove_endpoint, write_endpoint
+from headwater.server.endpoint import (
+    Endpoint,
+    lock_directory,
+    new_token,
+    remove_endpoint,
+    write_endpoint,
+)
 from headwater.server.metrics import Metrics
 from headwater.storage.checkpoint import Contribution
 from headwater.storage.files import DataDir
@@ -77,7 +83,6 @@ class EngineCore:
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
         self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
-        self.local_dir.mkdir(parents=True, exist_ok=True)
         self._lock = lock_directory(self.local_dir)
         try:
             self.meta = MetaStore(claim_meta_store(self.local_dir, meta_url))

@@ -71,6 +71,9 @@ def test_commands_go_to_the_running_engine(engine: EngineProcess) -> None:
         (["run", "/nonexistent.sql"], 2, "error: [FILE_UNREADABLE]"),
         (["run", "--set", "nosuch=1"], 2, "error: [UNKNOWN_PARAMETER]"),
         (["run", "--set", "barrier_interval_ms"], 2, "error: [OPTION_VALUE]"),
+        (["run", "--http", "nosuch"], 2, "error: [OPTION_VALUE]"),
+        (["resync", "no such"], 2, "error: [UNKNOWN_TABLE]"),
+        (["dead-letters", "nosuch"], 2, "error: [UNKNOWN_SINK]"),
         (["nosuch"], 2, "error: [USAGE]"),
     ],
 )

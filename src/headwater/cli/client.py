@@ -14,6 +14,7 @@ from headwater.server.endpoint import Endpoint, read_endpoint
 from headwater.storage.location import has_meta_store
 
 USAGE_STATUS = 400
+HEALTH_S = 5.0
 
 
 class Session(Protocol):
@@ -83,7 +84,9 @@ def running_engine(data_dir: Path) -> Endpoint | None:
     if endpoint is None:
         return None
     try:
-        httpx.get(f"{endpoint.url}/healthz", timeout=5, trust_env=False)
+        httpx.get(f"{endpoint.url}/healthz", timeout=HEALTH_S, trust_env=False)
+    except httpx.TimeoutException:
+        return endpoint  # somebody listens, and is busy: the command waits for it
     except httpx.HTTPError:
         return None
     return endpoint

@@ -20,9 +20,10 @@ from headwater.cli.client import RemoteSession, Session, running_engine, session
 from headwater.cli.live import Reporter, status_table
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
-from headwater.config import parse_parameter
+from headwater.config import parse_parameter, suggestion
 from headwater.errors import HeadwaterError, TransientError, UsageError
 from headwater.model.schema import quoted
+from headwater.server.endpoint import parse_address
 from headwater.sql import statements as s
 from headwater.sql.parser import parse, same_definition
 
@@ -103,6 +104,7 @@ def run(
     for _ in parse(text):  # a wrong file is refused before anything starts
         pass
     settings = _settings(setting or [])
+    parse_address(http)
     from headwater.api import Engine
 
     engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http)
@@ -314,7 +316,7 @@ def drop(
 def resync(table: Annotated[str, typer.Argument(help="a captured table")], data_dir: DataDir = DEFAULT_DIR) -> None:
     """Copy a captured table anew beside the old one, and apply the difference."""
     with session(data_dir) as engine:
-        engine.run(f"RESYNC {table}")
+        engine.run(f"RESYNC {quoted(table)}")
 
 
 @app.command()
@@ -326,7 +328,7 @@ def verify(
 ) -> None:
     """Compare a captured table with its source: count and checksum per split, at one position."""
     with session(data_dir) as engine:
-        result = engine.run(f"VERIFY {table}{' REPAIR' * repair}") or {"columns": [], "rows": []}
+        result = engine.run(f"VERIFY {quoted(table)}{' REPAIR' * repair}") or {"columns": [], "rows": []}
         print_result(result, form)
         wrong = [r for r in result["rows"] if not r["equal"] and not r.get("repaired")]
         if wrong:
@@ -342,7 +344,7 @@ def rewind(
 ) -> None:
     """Deliver again from an earlier epoch that is still retained."""
     with session(data_dir) as engine:
-        engine.run(f"REWIND {sink} TO {to_epoch}")
+        engine.run(f"REWIND {quoted(sink)} TO {to_epoch}")
 
 
 @app.command("dead-letters")
@@ -356,11 +358,20 @@ def dead_letters(
     if replay and sink is None:
         raise UsageError("SQL_SYNTAX", "--replay takes the name of a sink", hint="headwater dead-letters SINK --replay")
     with session(data_dir) as engine:
-        if replay:
-            engine.run(f"REPLAY {sink}")
+        if sink is not None:
+            _check_sink(engine, sink)
+        if replay and sink is not None:
+            engine.run(f"REPLAY {quoted(sink)}")
         result = engine.run("SHOW DEAD LETTERS") or {"columns": [], "rows": []}
         rows = [r for r in result["rows"] if sink is None or r["sink"].lower() == sink.lower()]
         print_result({"columns": result["columns"], "rows": rows}, form)
+
+
+def _check_sink(engine: Session, name: str) -> None:
+    found = engine.run("SHOW SINKS") or {"rows": []}
+    names = [r["name"] for r in found["rows"]]
+    if name.lower() not in [n.lower() for n in names]:
+        raise UsageError("UNKNOWN_SINK", f"there is no sink {name}", hint=suggestion(name, names))
 
 
 @app.command()

@@ -71,8 +71,9 @@ def _parsed(url: str) -> sa.URL:
 
 
 def _refuse_literal_password(url: str) -> None:
-    password = _parsed(url).password
-    if password and not password.startswith("${"):
+    parsed = _parsed(url)
+    beside = "password" in parsed.query or "sslpassword" in parsed.query  # it would not be resolved there
+    if beside or (parsed.password and not parsed.password.startswith("${")):
         raise UsageError(
             "LITERAL_SECRET",
             "the meta store's URL holds a password in clear",
