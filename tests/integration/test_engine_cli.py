@@ -161,6 +161,13 @@ def test_a_meta_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     assert "error: [META_STORE_NEWER]" in done.stderr
 
 
+@pytest.mark.parametrize("arguments", [["pause"], ["drop", "t"], ["resync", "t"], ["dead-letters"]])
+def test_a_command_on_a_directory_that_is_not_there_makes_none(tmp_path: Path, arguments: list[str]) -> None:
+    done = headwater(*arguments, data_dir=tmp_path / "nosuch")
+    assert done.returncode == 2 and "error: [NO_DATA_DIRECTORY]" in done.stderr
+    assert not (tmp_path / "nosuch").exists()
+
+
 def test_status_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
     done = headwater("status", data_dir=tmp_path / "none")
     assert done.returncode == 2

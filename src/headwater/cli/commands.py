@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headwater.cli.client import RemoteSession, Session, running_engine, session
+from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.live import Reporter, status_table
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
@@ -233,7 +233,7 @@ def sql(
         raise UsageError("OPTION_VALUE", "give a file or -c, not both")
     if command is None:
         command = sys.stdin.read() if file is None or str(file) == "-" else _read_file(file)
-    with session(data_dir, text=command) as engine:
+    with session(data_dir, text=command, make=True) as engine:
         run_statements(engine, command, form)
 
 
@@ -317,6 +317,8 @@ def resync(table: Annotated[str, typer.Argument(help="a captured table")], data_
     """Copy a captured table anew beside the old one, and apply the difference."""
     with session(data_dir) as engine:
         engine.run(f"RESYNC {quoted(table)}")
+        if isinstance(engine, LocalSession):  # this engine is here for the copy; without it nothing would happen
+            engine.run("WAIT")
 
 
 @app.command()
@@ -357,7 +359,7 @@ def dead_letters(
     """Rows that targets refused: when, how many, why, and the file that holds them."""
     if replay and sink is None:
         raise UsageError("SQL_SYNTAX", "--replay takes the name of a sink", hint="headwater dead-letters SINK --replay")
-    with session(data_dir) as engine:
+    with session(data_dir, text="" if replay else "SHOW DEAD LETTERS") as engine:
         if sink is not None:
             _check_sink(engine, sink)
         if replay and sink is not None:

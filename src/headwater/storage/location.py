@@ -23,12 +23,16 @@ def has_meta_store(data_dir: Path) -> bool:
     return (data_dir / EMBEDDED).exists() or (data_dir / URL_FILE).exists()
 
 
-def existing_meta_store(data_dir: Path) -> str:
-    """The URL to connect to, for those who only read; UsageError if no engine ever ran here."""
+def require_meta_store(data_dir: Path) -> None:
     if not has_meta_store(data_dir):
         raise UsageError(
             "NO_DATA_DIRECTORY", f"there is no data directory {data_dir}", hint="headwater run FILE.sql makes one"
         )
+
+
+def existing_meta_store(data_dir: Path) -> str:
+    """The URL to connect to, for those who only read; UsageError if no engine ever ran here."""
+    require_meta_store(data_dir)
     return _resolved(_recorded(data_dir) or _embedded(data_dir))
 
 
