@@ -338,12 +338,12 @@ class EngineCore:
 
     # -- files of statements ----------------------------------------------------------------------------------------
 
-    def applied(self, statement: Any) -> bool:
-        """Whether a statement of a file that creates nothing was run on this data directory before."""
-        return self.meta.setting(_applied_key(statement)) is not None
+    def applied(self, text: str, times: int) -> bool:
+        """Whether a statement of a file that creates nothing was run so many times on this data directory before."""
+        return int(self.meta.setting(_applied_key(text)) or 0) >= times
 
-    def mark_applied(self, statement: Any) -> None:
-        self.meta.set_setting(_applied_key(statement), "1")
+    def mark_applied(self, text: str, times: int) -> None:
+        self.meta.set_setting(_applied_key(text), str(times))
 
     def caught_up(self) -> bool:
         """Every job live, every source's committed changes in the tables, every sink with what is committed.
@@ -401,8 +401,8 @@ def default_master() -> str:
     return f"local[{(os.cpu_count() or 2) + 2}]"
 
 
-def _applied_key(statement: Any) -> str:
-    return "applied:" + hashlib.sha256(" ".join(statement.text.split()).encode()).hexdigest()[:40]
+def _applied_key(text: str) -> str:
+    return "applied:" + hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def as_headwater_error(error: BaseException) -> HeadwaterError:

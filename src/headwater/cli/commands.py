@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -168,8 +169,12 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 
 def apply_file(engine: Any, text: str) -> None:
-    """Create what is new; a definition that differs is an error; other statements run once per data directory."""
-    dialect = ""
+    """Create what is new; a definition that differs is an error; other statements run once per data directory.
+
+    Queries and waiting are for each run. A statement counts as run when it is durable: after a crash it may run again,
+    and is never left out.
+    """
+    dialect, seen = "", Counter[str]()
     for statement in parse(text):
         if isinstance(statement, s.SetVariable):
             dialect = f"{statement.text};"
@@ -185,14 +190,21 @@ def apply_file(engine: Any, text: str) -> None:
                     hint=f"DROP {existing.kind.upper()} {existing.name}, or give the new one another name",
                 )
             continue
-        if isinstance(statement, s.Query):
+        if isinstance(statement, _READS):
             result = engine.execute(dialect + statement.text)[-1]
             print_result({"columns": result.columns, "rows": result.rows}, "table")
-        elif not engine.core.applied(statement):
-            engine.execute(dialect + statement.text)
-            engine.core.mark_applied(statement)
+        elif isinstance(statement, s.Simple) and statement.verb in ("FLUSH", "WAIT"):
+            engine.execute(statement.text)
+        else:
+            key = " ".join(statement.text.split())
+            seen[key] += 1  # the same statement twice in a file is meant twice
+            if not engine.core.applied(key, seen[key]):
+                engine.execute(dialect + statement.text)
+                engine.execute("FLUSH")
+                engine.core.mark_applied(key, seen[key])
 
 
+_READS: Final = (s.Query, s.Show, s.Describe, s.Explain)
 _CREATES: Final = (s.CreateSource, s.CreateTable, s.CreateTableFrom, s.CreateView, s.CreateSink)
 
 
