@@ -103,6 +103,7 @@ CONFIGURATION: Final[dict[str, str]] = {
     "CHECK_FAILED": "`headwater check` found something to put right at the source",
     "BAD_REQUEST": "the HTTP request cannot be understood",
     "FILE_EXISTS": "a file that would be written exists already",
+    "FILE_UNWRITABLE": "a file cannot be written",
     "FILE_UNREADABLE": "a file cannot be read",
     "FOREIGN_HOST": "a request with a foreign Host is refused",
     "FOREIGN_ORIGIN": "a request from a foreign web page is refused",

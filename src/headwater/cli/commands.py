@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
+from headwater.cli.input import read_text
 from headwater.cli.live import Reporter, status_table
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
@@ -101,7 +102,7 @@ def run(
 
     Example: headwater run pipeline.sql --set barrier_interval_ms=500
     """
-    text = _read_file(file) if file is not None else ""
+    text = read_text(file) if file is not None else ""
     for _ in parse(text):  # a wrong file is refused before anything starts
         pass
     settings = _settings(setting or [])
@@ -126,13 +127,6 @@ def run(
         sys.stdout.flush()
         os._exit(code)
     raise typer.Exit(code)
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError("FILE_UNREADABLE", f"{path} cannot be read", detail=str(error.strerror)) from None
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -244,7 +238,7 @@ def sql(
     if command is not None and file is not None:
         raise UsageError("OPTION_VALUE", "give a file or -c, not both")
     if command is None:
-        command = sys.stdin.read() if file is None or str(file) == "-" else _read_file(file)
+        command = read_text(None if file is None or str(file) == "-" else file)
     with session(data_dir, text=command, make=True) as engine:
         run_statements(engine, command, form)
 
