@@ -16,6 +16,7 @@ from typing import Any, Final
 from headwater.engine import EngineCore
 from headwater.errors import HeadwaterError
 from headwater.runtime.queries import Result
+from headwater.server.endpoint import parse_address
 
 STOP_LIMIT_S: Final = 9.0  # a stop ends within 10 s; what does not is left behind with the process
 
@@ -40,7 +41,8 @@ class Table:
 
     def changes(self, from_epoch: int, to_epoch: int) -> Any:
         """The changes of the epochs in (from_epoch, to_epoch], with `_change_type` and `_commit_version`."""
-        return self._engine.sql(f"SELECT * FROM table_changes('{self.name}', {int(from_epoch)}, {int(to_epoch)})")
+        name = self.name.replace("\\", "\\\\").replace("'", "\\'")
+        return self._engine.sql(f"SELECT * FROM table_changes('{name}', {int(from_epoch)}, {int(to_epoch)})")
 
 
 class Engine:
@@ -88,14 +90,14 @@ class Engine:
         data_dir, master, settings, meta_url, http = self._arguments
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
-        host, _, port = http.rpartition(":")
         try:
+            host, port = parse_address(http)
             self.core = EngineCore(data_dir, master=master, settings=settings, meta_url=meta_url)
         except BaseException as error:
             self._ready.set_exception(error)
             return
         stopping = asyncio.create_task(self._stopping.wait())
-        starting = asyncio.create_task(self.core.start(http_host=host or "127.0.0.1", http_port=int(port or 0)))
+        starting = asyncio.create_task(self.core.start(http_host=host, http_port=port))
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()

@@ -60,7 +60,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """`did you mean …?`, or the list of what there is."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names)}"
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'none'}"
 
 
 def resolve_secret(text: str) -> str:

@@ -53,7 +53,13 @@ from headwater.runtime.registry import Registry
 from headwater.runtime.status import progress_rows, status_of
 from headwater.runtime.tables import SequenceAllocator
 from headwater.runtime.writes import Writes
-from headwater.server.endpoint import Endpoint, lock_directory, new_token, remove_endpoint, write_endpoint
+from headwater.server.endpoint import (
+    Endpoint,
+    lock_directory,
+    new_token,
+    remove_endpoint,
+    write_endpoint,
+)
 from headwater.server.metrics import Metrics
 from headwater.storage.checkpoint import Contribution
 from headwater.storage.files import CACHE, DataDir
@@ -77,7 +83,6 @@ class EngineCore:
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
         self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
-        self.local_dir.mkdir(parents=True, exist_ok=True)
         self._lock = lock_directory(self.local_dir)
         try:
             self.meta = MetaStore(claim_meta_store(self.local_dir, meta_url))
@@ -334,12 +339,12 @@ class EngineCore:
 
     # -- files of statements ----------------------------------------------------------------------------------------
 
-    def applied(self, statement: Any) -> bool:
-        """Whether a statement of a file that creates nothing was run on this data directory before."""
-        return self.meta.setting(_applied_key(statement)) is not None
+    def applied(self, text: str, times: int) -> bool:
+        """Whether a statement of a file that creates nothing was run so many times on this data directory before."""
+        return int(self.meta.setting(_applied_key(text)) or 0) >= times
 
-    def mark_applied(self, statement: Any) -> None:
-        self.meta.set_setting(_applied_key(statement), "1")
+    def mark_applied(self, text: str, times: int) -> None:
+        self.meta.set_setting(_applied_key(text), str(times))
 
     def caught_up(self) -> bool:
         """Every job live, every source's committed changes in the tables, every sink with what is committed.
@@ -397,8 +402,8 @@ def default_master() -> str:
     return f"local[{(os.cpu_count() or 2) + 2}]"
 
 
-def _applied_key(statement: Any) -> str:
-    return "applied:" + hashlib.sha256(" ".join(statement.text.split()).encode()).hexdigest()[:40]
+def _applied_key(text: str) -> str:
+    return "applied:" + hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def as_headwater_error(error: BaseException) -> HeadwaterError:

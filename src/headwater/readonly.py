@@ -26,12 +26,11 @@ READING = (s.Query, s.Show, s.Describe, s.Explain, s.SetVariable)
 class ReadOnlyEngine:
     """Looks enough like an EngineCore for queries, the catalogue and SHOW; everything that moves is missing."""
 
-    paused = False
-
     def __init__(self, data_dir: Path) -> None:
         self.meta = MetaStore(existing_meta_store(data_dir))
         self.data_dir = DataDir(str(data_dir.absolute()))
         self.registry = Registry(self.meta.job_rows())
+        self.paused = self.meta.setting("paused") == "1"
         self.parameters = {k: int(v) for k, v in self.meta.settings("parameter:").items()}
         self.queries: Any = Queries(self)  # type: ignore[arg-type]
         self.catalogue = Catalogue(self)  # type: ignore[arg-type]

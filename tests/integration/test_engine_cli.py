@@ -71,6 +71,9 @@ def test_commands_go_to_the_running_engine(engine: EngineProcess) -> None:
         (["run", "/nonexistent.sql"], 2, "error: [FILE_UNREADABLE]"),
         (["run", "--set", "nosuch=1"], 2, "error: [UNKNOWN_PARAMETER]"),
         (["run", "--set", "barrier_interval_ms"], 2, "error: [OPTION_VALUE]"),
+        (["run", "--http", "nosuch"], 2, "error: [OPTION_VALUE]"),
+        (["resync", "no such"], 2, "error: [UNKNOWN_TABLE]"),
+        (["dead-letters", "nosuch"], 2, "error: [UNKNOWN_SINK]"),
         (["nosuch"], 2, "error: [USAGE]"),
     ],
 )
@@ -156,6 +159,13 @@ def test_a_meta_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     done = headwater("run", data_dir=data)
     assert done.returncode == 2
     assert "error: [META_STORE_NEWER]" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["pause"], ["drop", "t"], ["resync", "t"], ["dead-letters"]])
+def test_a_command_on_a_directory_that_is_not_there_makes_none(tmp_path: Path, arguments: list[str]) -> None:
+    done = headwater(*arguments, data_dir=tmp_path / "nosuch")
+    assert done.returncode == 2 and "error: [NO_DATA_DIRECTORY]" in done.stderr
+    assert not (tmp_path / "nosuch").exists()
 
 
 def test_status_of_nothing_says_how_to_begin(tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def test_every_type_comes_back_as_it_was_written_and_spelt_as_json_format_says(
     ]
 
 
+def test_texts_with_a_length_are_strings(engine: EngineProcess, name: str) -> None:
+    engine.sql(f"CREATE TABLE {name} (k VARCHAR(3) PRIMARY KEY, c CHAR(2), a ARRAY<VARCHAR(2)>)")
+    engine.sql(f"INSERT INTO {name} VALUES ('a', 'b', array('long'))")
+    assert engine.sql(f"SELECT * FROM {name} WHERE k = 'a'") == [{"k": "a", "c": "b", "a": ["long"]}]
+
+
 def test_nan_and_infinities_are_strings_and_nulls_are_null(engine: EngineProcess, name: str) -> None:
     engine.sql(f"CREATE TABLE {name} (id INT PRIMARY KEY, d DOUBLE, dt DATE)")
     engine.sql(f"INSERT INTO {name} VALUES (1, double('NaN'), NULL), (2, double('-Infinity'), DATE '0001-01-01')")
@@ -194,6 +200,12 @@ def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str) ->
         ("CREATE TABLE other (a INT PRIMARY KEY, b INT, PRIMARY KEY (b))", "SQL_SYNTAX"),
         ("CREATE TABLE other (a ARRAY<INT> PRIMARY KEY)", "KEY_TYPE"),
         ("CREATE TABLE other (a INT) WITH (nosuch = '1')", "UNKNOWN_OPTION"),
+        ("CREATE TABLE other (a DECIMAL(5, 7))", "UNKNOWN_TYPE"),
+        ("CREATE TABLE other AS SELECT id, id FROM {t}", "DUPLICATE_COLUMN"),
+        ("CREATE TABLE other AS SELECT id AS _id FROM {t}", "RESERVED_NAME"),
+        ("CREATE TABLE other AS SELECT id, NULL AS n FROM {t}", "UNKNOWN_TYPE"),
+        ("CREATE TABLE other AS SELECT 1 / (id - id) AS x FROM {t}", "QUERY_FAILED"),
+        ("UPDATE {t} SET v = 'a', v = 'b'", "DUPLICATE_COLUMN"),
         ("SELECT * FROM hw_catalog.nosuch", "UNKNOWN_TABLE"),
         ("SELECT * FROM {t} VERSION AS OF 5", "EPOCH_NOT_AVAILABLE"),
         ("SELECT * FROM {t} TIMESTAMP AS OF '2020-01-01 00:00:00'", "EPOCH_NOT_AVAILABLE"),

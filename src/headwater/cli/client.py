@@ -11,9 +11,10 @@ import httpx
 
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.server.endpoint import Endpoint, read_endpoint
-from headwater.storage.location import has_meta_store
+from headwater.storage.location import has_meta_store, require_meta_store
 
 USAGE_STATUS = 400
+HEALTH_S = 5.0
 
 
 class Session(Protocol):
@@ -83,7 +84,9 @@ def running_engine(data_dir: Path) -> Endpoint | None:
     if endpoint is None:
         return None
     try:
-        httpx.get(f"{endpoint.url}/healthz", timeout=5, trust_env=False)
+        httpx.get(f"{endpoint.url}/healthz", timeout=HEALTH_S, trust_env=False)
+    except httpx.TimeoutException:
+        return endpoint  # somebody listens, and is busy: the command waits for it
     except httpx.HTTPError:
         return None
     return endpoint
@@ -101,12 +104,17 @@ def only_reads(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def session(data_dir: Path, *, text: str = "", **engine_arguments: Any) -> Iterator[Session]:
-    """The running engine of a data directory; without one, its committed state for reading, or an engine of our own."""
+def session(data_dir: Path, *, text: str = "", make: bool = False) -> Iterator[Session]:
+    """The running engine of a data directory; without one, its committed state for reading, or an engine of our own.
+
+    `make`: a data directory that is not there is made; else it is a mistake to name one.
+    """
     endpoint = running_engine(data_dir)
     if endpoint is not None:
         yield RemoteSession(endpoint)
         return
+    if not make:
+        require_meta_store(data_dir)
     if text and only_reads(text) and has_meta_store(data_dir):
         from headwater.readonly import ReadOnlyEngine
 
@@ -115,5 +123,5 @@ def session(data_dir: Path, *, text: str = "", **engine_arguments: Any) -> Itera
         return
     from headwater.api import Engine
 
-    with Engine(data_dir, **engine_arguments) as engine:
+    with Engine(data_dir) as engine:
         yield LocalSession(engine)

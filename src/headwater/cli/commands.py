@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,13 +17,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from headwater.cli.client import RemoteSession, Session, running_engine, session
+from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
+from headwater.cli.input import read_text
 from headwater.cli.live import Reporter, status_table
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
-from headwater.config import parse_parameter
+from headwater.config import parse_parameter, suggestion
 from headwater.errors import HeadwaterError, TransientError, UsageError
 from headwater.model.schema import quoted
+from headwater.server.endpoint import parse_address
 from headwater.sql import statements as s
 from headwater.sql.parser import parse, same_definition
 
@@ -99,10 +102,11 @@ def run(
 
     Example: headwater run pipeline.sql --set barrier_interval_ms=500
     """
-    text = _read_file(file) if file is not None else ""
+    text = read_text(file) if file is not None else ""
     for _ in parse(text):  # a wrong file is refused before anything starts
         pass
     settings = _settings(setting or [])
+    parse_address(http)
     from headwater.api import Engine
 
     engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http)
@@ -123,13 +127,6 @@ def run(
         sys.stdout.flush()
         os._exit(code)
     raise typer.Exit(code)
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError("FILE_UNREADABLE", f"{path} cannot be read", detail=str(error.strerror)) from None
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -166,8 +163,12 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 
 def apply_file(engine: Any, text: str) -> None:
-    """Create what is new; a definition that differs is an error; other statements run once per data directory."""
-    dialect = ""
+    """Create what is new; a definition that differs is an error; other statements run once per data directory.
+
+    Queries and waiting are for each run. A statement counts as run when it is durable: after a crash it may run again,
+    and is never left out.
+    """
+    dialect, seen = "", Counter[str]()
     for statement in parse(text):
         if isinstance(statement, s.SetVariable):
             dialect = f"{statement.text};"
@@ -183,14 +184,21 @@ def apply_file(engine: Any, text: str) -> None:
                     hint=f"DROP {existing.kind.upper()} {existing.name}, or give the new one another name",
                 )
             continue
-        if isinstance(statement, s.Query):
+        if isinstance(statement, _READS):
             result = engine.execute(dialect + statement.text)[-1]
             print_result({"columns": result.columns, "rows": result.rows}, "table")
-        elif not engine.core.applied(statement):
-            engine.execute(dialect + statement.text)
-            engine.core.mark_applied(statement)
+        elif isinstance(statement, s.Simple) and statement.verb in ("FLUSH", "WAIT"):
+            engine.execute(statement.text)
+        else:
+            key = " ".join(statement.text.split())
+            seen[key] += 1  # the same statement twice in a file is meant twice
+            if not engine.core.applied(key, seen[key]):
+                engine.execute(dialect + statement.text)
+                engine.execute("FLUSH")
+                engine.core.mark_applied(key, seen[key])
 
 
+_READS: Final = (s.Query, s.Show, s.Describe, s.Explain)
 _CREATES: Final = (s.CreateSource, s.CreateTable, s.CreateTableFrom, s.CreateView, s.CreateSink)
 
 
@@ -230,8 +238,8 @@ def sql(
     if command is not None and file is not None:
         raise UsageError("OPTION_VALUE", "give a file or -c, not both")
     if command is None:
-        command = sys.stdin.read() if file is None or str(file) == "-" else _read_file(file)
-    with session(data_dir, text=command) as engine:
+        command = read_text(None if file is None or str(file) == "-" else file)
+    with session(data_dir, text=command, make=True) as engine:
         run_statements(engine, command, form)
 
 
@@ -314,7 +322,9 @@ def drop(
 def resync(table: Annotated[str, typer.Argument(help="a captured table")], data_dir: DataDir = DEFAULT_DIR) -> None:
     """Copy a captured table anew beside the old one, and apply the difference."""
     with session(data_dir) as engine:
-        engine.run(f"RESYNC {table}")
+        engine.run(f"RESYNC {quoted(table)}")
+        if isinstance(engine, LocalSession):  # this engine is here for the copy; without it nothing would happen
+            engine.run("WAIT")
 
 
 @app.command()
@@ -326,7 +336,7 @@ def verify(
 ) -> None:
     """Compare a captured table with its source: count and checksum per split, at one position."""
     with session(data_dir) as engine:
-        result = engine.run(f"VERIFY {table}{' REPAIR' * repair}") or {"columns": [], "rows": []}
+        result = engine.run(f"VERIFY {quoted(table)}{' REPAIR' * repair}") or {"columns": [], "rows": []}
         print_result(result, form)
         wrong = [r for r in result["rows"] if not r["equal"] and not r.get("repaired")]
         if wrong:
@@ -342,7 +352,7 @@ def rewind(
 ) -> None:
     """Deliver again from an earlier epoch that is still retained."""
     with session(data_dir) as engine:
-        engine.run(f"REWIND {sink} TO {to_epoch}")
+        engine.run(f"REWIND {quoted(sink)} TO {to_epoch}")
 
 
 @app.command("dead-letters")
@@ -355,12 +365,21 @@ def dead_letters(
     """Rows that targets refused: when, how many, why, and the file that holds them."""
     if replay and sink is None:
         raise UsageError("SQL_SYNTAX", "--replay takes the name of a sink", hint="headwater dead-letters SINK --replay")
-    with session(data_dir) as engine:
-        if replay:
-            engine.run(f"REPLAY {sink}")
+    with session(data_dir, text="" if replay else "SHOW DEAD LETTERS") as engine:
+        if sink is not None:
+            _check_sink(engine, sink)
+        if replay and sink is not None:
+            engine.run(f"REPLAY {quoted(sink)}")
         result = engine.run("SHOW DEAD LETTERS") or {"columns": [], "rows": []}
         rows = [r for r in result["rows"] if sink is None or r["sink"].lower() == sink.lower()]
         print_result({"columns": result["columns"], "rows": rows}, form)
+
+
+def _check_sink(engine: Session, name: str) -> None:
+    found = engine.run("SHOW SINKS") or {"rows": []}
+    names = [r["name"] for r in found["rows"]]
+    if name.lower() not in [n.lower() for n in names]:
+        raise UsageError("UNKNOWN_SINK", f"there is no sink {name}", hint=suggestion(name, names))
 
 
 @app.command()

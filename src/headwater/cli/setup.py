@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from headwater.cli.input import read_text
 from headwater.config import check_secrets
 from headwater.errors import HeadwaterError, UsageError
 from headwater.sql import statements as s
@@ -77,7 +78,7 @@ def check(
     if file is not None and hostname is not None:
         raise UsageError("OPTION_VALUE", "give a file or the options of a source, not both")
     if file is not None:
-        sources = sources_of(_read(file))
+        sources = sources_of(read_text(file))
     else:
         options = source_options(hostname, port, username, password, database, slot, publication)
         sources = [SourceToCheck("the source", options, tuple(table or ()))]
@@ -163,11 +164,11 @@ def source_options(
     }
 
 
-def _read(path: Path) -> str:
+def _write(path: Path, text: str) -> None:
     try:
-        return path.read_text(encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError("FILE_UNREADABLE", f"{path} cannot be read", detail=str(error.strerror)) from None
+        raise UsageError("FILE_UNWRITABLE", f"{path} cannot be written", detail=str(error.strerror)) from None
 
 
 # -- init -----------------------------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def init(
     found = _found_tables(_config(options))
     _list(found)
     wanted = _choose(found, table)
-    output.write_text(pipeline_text(options, wanted), encoding="utf-8")
+    _write(output, pipeline_text(options, wanted))
     sys.stderr.write(
         f"wrote {output}\n  next: headwater check {output}   what the source still lacks\n"
         f"        headwater run {output}     copy, follow, serve\n"
@@ -289,26 +290,29 @@ def pipeline_text(options: dict[str, str], tables: Sequence[FoundTable]) -> str:
         "--   and backfill.rate_limit='10000' (rows/s; unlimited if left out).",
     ]
     names: set[str] = set()
+    examples: list[tuple[str, FoundTable]] = []
     for table in tables:
         name = _our_name(table.external, names)
+        examples += [] if table.problem else [(name, table)]
         statement = f"CREATE TABLE {name} (*) FROM source_db TABLE {_text(table.external)};"
         if table.problem:
             lines += [f"-- {table.external} cannot be captured: {table.problem}", f"-- {statement}"]
         else:
             lines.append(statement)
-    return "\n".join([*lines, *_examples(tables, names), ""])
+    return "\n".join([*lines, *_examples(examples), ""])
 
 
-def _examples(tables: Sequence[FoundTable], names: set[str]) -> list[str]:
-    example = min(names) if names else "orders"
-    key = ", ".join(tables[0].key) if tables and tables[0].key else "id"
+def _examples(tables: Sequence[tuple[str, FoundTable]]) -> list[str]:
+    """Of a table with a key, if there is one: what is written here works when its comment is taken away."""
+    keyed = [(name, table.key) for name, table in tables if table.key]
+    example, key = keyed[0] if keyed else (tables[0][0] if tables else "orders", ("id",))
     return [
         "",
         "-- A view is kept up to date with every checkpoint. Take the comment away and write your query (Spark SQL):",
         f"-- CREATE MATERIALIZED VIEW {_quoted('my_view')} AS SELECT count(*) AS n FROM {example};",
         "",
         "-- A sink delivers the changes of a table or view exactly once; docs/sinks.md has the connectors and options:",
-        f"-- CREATE SINK my_sink FROM {example} WITH (connector='files', path='./out', primary_key='{key}');",
+        f"-- CREATE SINK my_sink FROM {example} WITH (connector='files', path='./out', primary_key='{','.join(key)}');",
     ]
 
 

@@ -29,7 +29,6 @@ _SIMPLE: Final[dict[str, pa.DataType]] = {
     "VOID": pa.null(),
 }
 _DECIMAL: Final = re.compile(r"^(?:DECIMAL|NUMERIC|DEC)(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?$")
-_TEXT: Final = re.compile(r"^(?:VARCHAR|CHAR)\(\s*\d+\s*\)$")
 
 
 def arrow_type(ddl: str) -> pa.DataType:
@@ -39,9 +38,10 @@ def arrow_type(ddl: str) -> pa.DataType:
     if upper in _SIMPLE:
         return _SIMPLE[upper]
     if match := _DECIMAL.match(upper):
-        return pa.decimal128(int(match[1] or 10), int(match[2] or 0))
-    if _TEXT.match(upper):
-        return pa.string()
+        precision, scale = int(match[1] or 10), int(match[2] or 0)
+        if scale > precision:  # Arrow has such numbers, Spark does not
+            raise ValueError(f"unknown type {ddl}")
+        return pa.decimal128(precision, scale)
     if upper.startswith("ARRAY<") and upper.endswith(">"):
         return pa.list_(pa.field("element", arrow_type(text[6:-1])))
     if upper.startswith("MAP<") and upper.endswith(">"):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
+
+from sqlglot import exp
 
 from headwater.config import PARAMETERS, suggestion
 from headwater.errors import UsageError
 from headwater.model.barrier import Mutation, MutationKind
 from headwater.model.epoch import MAX_EPOCH
-from headwater.model.schema import Column, keyed, quoted
+from headwater.model.schema import Column, Schema, keyed, quoted
 from headwater.runtime.catalogue import moment
 from headwater.runtime.queries import Result, json_value
 from headwater.runtime.registry import schema_of
 from headwater.sql import statements as s
+from headwater.sql.create import check_type, checked
 from headwater.sql.parser import parse
 from headwater.sql.whole_numbers import divide_whole_numbers
 from headwater.storage.checkpoint import Contribution, JobRow
@@ -37,6 +40,7 @@ class Commands:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self._ddl = asyncio.Lock()
+        self._last_id = 0
         self._handlers: dict[type[s.Statement], Callable[[Any], Awaitable[Result | None]]] = {
             s.Query: self._query,
             s.CreateTable: self._create_table,
@@ -63,7 +67,7 @@ class Commands:
     async def execute(self, text: str) -> list[Result | None]:
         """Run statements in order; the first that fails ends them."""
         results: list[Result | None] = []
-        for statement in parse(text):
+        async for statement in _parsed(text):
             self._divide(statement)
             results.append(await self.run(statement))
         return results
@@ -71,7 +75,7 @@ class Commands:
     async def frame(self, text: str) -> Any:
         """As `execute`, but a query at the end comes back as a DataFrame."""
         found = None
-        for statement in parse(text):
+        async for statement in _parsed(text):
             self._divide(statement)
             found = None
             if isinstance(statement, s.Query):
@@ -142,25 +146,48 @@ class Commands:
             if statement.options:
                 name = next(iter(statement.options))
                 raise UsageError("UNKNOWN_OPTION", f"CREATE TABLE has no option {name}")
-            columns = statement.columns
-            if statement.query is not None:
-                columns = await self._query_columns(statement)
-            if not columns:
-                raise UsageError("SQL_SYNTAX", "a table needs columns")
-            schema = keyed(columns, statement.key)
-            row = self.row(statement.name, "table", "live", statement.text, {"schema": schema.as_dict(), "inputs": []})
-            await self.add_job(row)
+            if statement.query is None:
+                if not statement.columns:
+                    raise UsageError("SQL_SYNTAX", "a table needs columns")
+                await self.add_job(self._table_row(statement, keyed(statement.columns, statement.key)))
         if statement.query is not None:
-            await self.core.writes.insert(s.Insert(statement.text, statement.name, None, statement.query))
+            await self._create_table_as(statement, statement.query)
 
-    async def _query_columns(self, statement: s.CreateTable) -> tuple[Column, ...]:
-        frame = await self._frame(s.Query(statement.text, statement.query))  # type: ignore[arg-type]
-        return tuple(Column(f.name, f.dataType.simpleString().upper()) for f in frame.schema.fields)
+    def _table_row(self, statement: s.CreateTable, schema: Schema) -> JobRow:
+        spec = {"schema": schema.as_dict(), "inputs": []}
+        return self.row(statement.name, "table", "live", statement.text, spec)
+
+    async def _create_table_as(self, statement: s.CreateTable, query: exp.Expression) -> None:
+        """The rows are written first; table and rows become visible with one commit, or neither does."""
+        schema = keyed(await self._query_columns(query), ())
+        row = self._table_row(statement, schema)
+        contribution = await self.core.writes.staged_query(row.id, schema, query)
+        try:
+            async with self._ddl:
+                if self.exists(statement.name, statement.text, statement.if_not_exists):
+                    self.core.forget_files(segment.path for segment in contribution.segments_added)
+                    return
+                await self.add_job(row, contribution)
+        except UsageError:
+            self.core.forget_files(segment.path for segment in contribution.segments_added)
+            raise
+        self.core.report_progress(row.id, rows=contribution.rows)
+        self.core.count_rows({row.id: contribution.segments_added})
+
+    async def _query_columns(self, query: exp.Expression) -> tuple[Column, ...]:
+        frame = await self._frame(s.Query("", query))
+        columns = []
+        for field in frame.schema.fields:
+            kind = field.dataType.simpleString()
+            columns.append(Column(field.name, kind if "struct<" in kind else kind.upper()))
+            check_type(field.name, "NULL without a type" if kind == "void" else kind)
+        return checked(columns, [])[0]
 
     def row(
         self, name: str, kind: str, state: str, definition: str, spec: dict[str, Any], lane: str = "main"
     ) -> JobRow:
-        job_id = self.core.meta.next_job_id()
+        # Several CREATE TABLE … AS may be writing at once: an id that was given and is not committed yet is taken.
+        job_id = self._last_id = max(self.core.meta.next_job_id(), self._last_id + 1)
         return JobRow(job_id, name, kind, state, lane, definition, spec)
 
     async def _create_source(self, statement: s.CreateSource) -> None:
@@ -336,7 +363,11 @@ class Commands:
         if statement.what in kinds:
             found = self.core.registry.of_kind(kinds[statement.what])
             return Result(["name"], [{"name": j.name} for j in found], epoch)
-        raise UsageError("SQL_SYNTAX", f"SHOW {statement.what} is not known", hint=suggestion("", ["JOBS", *kinds]))
+        raise UsageError(
+            "SQL_SYNTAX",
+            f"SHOW {statement.what} is not known",
+            hint=suggestion("", ["JOBS", "PARAMETERS", "DEAD LETTERS", *kinds]),
+        )
 
     def _letters(self) -> list[dict[str, Any]]:
         names = {j.id: j.name for j in self.core.registry.of_kind("sink")}
@@ -379,6 +410,13 @@ class Commands:
         else:
             raise UsageError("UNSUPPORTED_STATEMENT", "EXPLAIN takes a query or CREATE MATERIALIZED VIEW")
         return Result(["plan"], [{"plan": line} for line in text.splitlines()], self.core.meta.committed_epoch())
+
+
+async def _parsed(text: str) -> AsyncIterator[s.Statement]:
+    """The statements of a text, each read in a thread: a long INSERT takes seconds, and epochs go on meanwhile."""
+    statements = parse(text)
+    while (statement := await asyncio.to_thread(next, statements, None)) is not None:
+        yield statement
 
 
 def _limit(name: str, value: str | None) -> int | None:

@@ -214,11 +214,13 @@ def _needs_arrow(frame: Any) -> bool:
 
 def unique_names(names: Iterable[str]) -> list[str]:
     """Two columns of one name would be one in a JSON object: `x`, `x_2`."""
-    seen: dict[str, int] = {}
-    result = []
+    names = list(names)
+    taken, result = set(names), list[str]()
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        result.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+        if name in result:
+            name = next(n for i in itertools.count(2) if (n := f"{name}_{i}") not in taken)
+            taken.add(name)
+        result.append(name)
     return result
 
 

@@ -30,11 +30,6 @@ def status_of(core: EngineCore) -> dict[str, Any]:
     """`/status` and `headwater status --json`."""
     from headwater import __version__
 
-    progress = {row["job_id"]: row for row in progress_rows(core)}
-    jobs = []
-    for row in core.catalogue.jobs():
-        names = [core.registry.by_id[i].name for i in core.registry.depends_on(core.registry.by_id[row["id"]])]
-        jobs.append({**progress[row["id"]], **row, "depends_on": names})
     return {
         "engine": {
             "version": __version__,
@@ -45,8 +40,20 @@ def status_of(core: EngineCore) -> dict[str, Any]:
             "paused": core.paused,
             "data_dir": str(core.local_dir),
         },
-        "committed_epoch": core.meta.committed_epoch(),
         "barriers": list(core.barriers),
+        **picture(core),
+    }
+
+
+def picture(core: Any) -> dict[str, Any]:
+    """The part that a data directory without an engine has, too (`readonly.py`)."""
+    progress = {row["job_id"]: row for row in core.progress_rows()}
+    jobs = []
+    for row in core.catalogue.jobs():
+        names = [core.registry.by_id[i].name for i in core.registry.depends_on(core.registry.by_id[row["id"]])]
+        jobs.append({**progress[row["id"]], **row, "depends_on": names})
+    return {
+        "committed_epoch": core.meta.committed_epoch(),
         "jobs": jobs,
         "progress": list(progress.values()),
         "sources": core.catalogue.sources(),

@@ -24,7 +24,7 @@ from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch
 from headwater.sql import statements as s
 from headwater.sql.binding import table_names
-from headwater.storage.checkpoint import NewSegment
+from headwater.storage.checkpoint import Contribution, NewSegment
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -59,7 +59,7 @@ class Writes:
         schema = schema_of(job)
         columns = self._insert_columns(schema, statement.columns)
         async with self.lock(job.id):
-            if _is_inline(statement.query):
+            if await asyncio.to_thread(_is_inline, statement.query):  # a walk through every value of a long list
                 await self._insert_values(job.id, schema, columns, statement.query)
             else:
                 if table_names(statement.query):
@@ -75,12 +75,14 @@ class Writes:
             column = names.get(name.lower())
             if column is None:
                 raise UsageError("UNKNOWN_COLUMN", f"table {job.name} has no column {name}")
+            if column.name in changes:
+                raise UsageError("DUPLICATE_COLUMN", f"column {column.name} is set twice")
             changes[column.name] = value
         async with self.lock(job.id):
             await self.settle()
             rows = self._selection(statement.alias, schema, changes, statement.where, job.id)
             moves = any(k in changes for k in schema.key)
-            await self._bulk(job.id, schema, lambda: self._update_frame(rows, schema, moves), "delta")
+            await self._bulk(job.id, schema, lambda: self._update_frame(rows, schema, moves))
 
     async def delete(self, statement: s.Delete) -> None:
         job = self._target(statement.table)
@@ -88,7 +90,7 @@ class Writes:
         async with self.lock(job.id):
             await self.settle()
             rows = self._selection(statement.alias, schema, {}, statement.where, job.id)
-            await self._bulk(job.id, schema, lambda: self._delete_frame(rows, schema), "delta")
+            await self._bulk(job.id, schema, lambda: self._delete_frame(rows, schema))
 
     # -- pieces -----------------------------------------------------------------------------------------------------
 
@@ -162,9 +164,23 @@ class Writes:
         self.row_ids[table_id] += count
         return first
 
-    async def _insert_query(self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression) -> None:
-        kind = "base" if schema.keyless else "delta"
+    async def staged_query(self, table_id: int, schema: Schema, query: exp.Expression) -> Contribution:
+        """The rows of a query, written for a table that is not there yet: what its creation commits with it."""
+        await self.settle()
+        segments = await self._query_segments(table_id, schema, list(schema.visible), query)
+        states: dict[tuple[int, str], Any] = {(table_id, "progress"): {"rows": sum(s.rows for s in segments)}}
+        if schema.keyless:
+            states[(table_id, "row_id")] = self.row_ids.get(table_id, 0)
+        return Contribution(segments_added=segments, states=states)
 
+    async def _insert_query(self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression) -> None:
+        segments = await self._query_segments(table_id, schema, columns, query)
+        if segments:
+            self._acknowledge(table_id, segments=tuple(segments))
+
+    async def _query_segments(
+        self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression
+    ) -> list[NewSegment]:
         def frame() -> Any:
             from headwater.spark.query import insert_frame
 
@@ -172,10 +188,15 @@ class Writes:
             row_id = self._take_row_ids(table_id, BULK_NUMBERS) if schema.keyless else 0
             return insert_frame(source, columns, schema, row_id)
 
-        await self._bulk(table_id, schema, frame, kind)
+        return await self._segments(table_id, schema, frame, "base" if schema.keyless else "delta")
 
-    async def _bulk(self, table_id: int, schema: Schema, frame: Any, kind: str) -> None:
-        """Run one Spark job that writes segments, and acknowledge them."""
+    async def _bulk(self, table_id: int, schema: Schema, frame: Any) -> None:
+        """Run one Spark job that writes changes of a table as segments, and acknowledge them."""
+        segments = await self._segments(table_id, schema, frame, "delta")
+        if segments:
+            self._acknowledge(table_id, segments=tuple(segments))
+
+    async def _segments(self, table_id: int, schema: Schema, frame: Any, kind: str) -> list[NewSegment]:
         seq_base = self.core.sequence.take(BULK_NUMBERS)
 
         def write() -> Any:
@@ -194,9 +215,8 @@ class Writes:
                     by_vnode_only=True,
                 )
 
-        segments = await self.core.jobs.run("query", "write", write)
-        if segments:
-            self._acknowledge(table_id, segments=tuple(segments))
+        found: list[NewSegment] = await self.core.jobs.run("query", "write", write)
+        return found
 
     def hand_over(self, table_id: int, segments: Sequence[NewSegment], states: Mapping[tuple[int, str], Any]) -> None:
         """Segments that are ready, with states that are committed together with them."""

@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headwater.errors import UsageError
+from headwater.errors import UsageError, disk_full, is_disk_full
 
 FILE_NAME: Final = "endpoint.json"
 # 256 bits: not to be guessed, and short enough for a line in a terminal.
 TOKEN_BYTES: Final = 32
+HIGHEST_PORT: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,14 @@ class Endpoint:
     def page(self) -> str:
         """The page's address for a person to open."""
         return f"{self.url}/?token={self.token}"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, `:PORT` or `[::1]:PORT`; port 0 is any free one."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > HIGHEST_PORT or "/" in host:
+        raise UsageError("OPTION_VALUE", f"--http {text}: write HOST:PORT", hint="--http 127.0.0.1:8734")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def new_token() -> str:
@@ -81,8 +90,22 @@ def remove_endpoint(data_dir: Path, generation: int) -> None:
 
 
 def lock_directory(data_dir: Path) -> int:
-    """The right to run on this data directory, as an open file; it ends with the process, however that ends."""
-    descriptor = os.open(data_dir / "engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """The right to run on this data directory, as an open file; it ends with the process, however that ends.
+
+    The directory is made if it is not there.
+    """
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(data_dir / "engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if is_disk_full(error):
+            raise disk_full() from None
+        raise UsageError(
+            "DATA_DIRECTORY_UNUSABLE",
+            f"{data_dir} cannot be used as the data directory",
+            detail=error.strerror or type(error).__name__,
+            hint="choose a directory that you may write to: --data-dir, or HEADWATER_DATA_DIR",
+        ) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

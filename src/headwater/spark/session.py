@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from headwater.errors import DefiniteError
+from headwater.errors import DefiniteError, UsageError
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
 
+# What spark-submit takes; anything else it refuses with a Java stack trace.
+_MASTER: Final = re.compile(r"^(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn)$")
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -44,9 +48,15 @@ SETTINGS: Final[dict[str, str]] = {
 
 def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
     """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
+    master = master or "local[*]"
+    if not _MASTER.match(master):
+        raise UsageError(
+            "OPTION_VALUE",
+            f"{master} is not a master of Spark",
+            hint="--master local[*], spark://host:port, yarn or k8s://…",
+        )
     java = find_java()
     os.environ.update(java)
-    master = master or "local[*]"
     # A worker needs the engine's own interpreter: another one would lack pyarrow and headwater itself.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -55,8 +65,9 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     builder = SparkSession.builder.appName("headwater").master(master)
     settings = dict(SETTINGS)
     settings["spark.pyspark.python"] = sys.executable
-    settings["spark.driver.host"] = "127.0.0.1"
-    settings["spark.driver.bindAddress"] = "127.0.0.1"
+    if _on_this_machine(master):
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}", *java_options(java.get("JAVA_HOME", ""))]
     options += os.environ.get("HEADWATER_JAVA_OPTIONS", "").split()
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
@@ -78,6 +89,14 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     session.sparkContext.setLogLevel(log_level)
     _keep_values_out_of_logs()
     return session
+
+
+def _on_this_machine(master: str) -> bool:
+    """Whether the executors are: they reach the driver by loopback then, and nobody else does.
+
+    Elsewhere Spark finds the driver's address by itself (`SPARK_LOCAL_IP` says it otherwise).
+    """
+    return master.startswith("local") or urlsplit(master).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 def _keep_values_out_of_logs() -> None:

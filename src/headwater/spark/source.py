@@ -10,9 +10,9 @@ epoch that was read; `changeColumns=false` leaves the three out there.
 It reads the meta store without writing to it, beside a running engine or without one. Planning happens here; what a
 task does is `source_rows.py`. Epochs older than the engine's `retention_s` cannot be read (EPOCH_NOT_AVAILABLE).
 
-A stream's offset is `{"epoch": n}`: a batch holds the changes of the epochs in (start, end]. From offset 0 it is the
-table as of `end`, as inserts. An offset is the epoch of the table's newest segment, so that an idle table gives no
-batches, however far the engine's epochs go on.
+A stream's offset is `{"epoch": n, "table": id}`: a batch holds the changes of the epochs in (start, end]. From offset 0
+it is the table as of `end`, as inserts. An offset is the epoch of the table's last change, so that an idle table gives
+no batches, however far the engine's epochs go on. A table that was dropped and made again has another id.
 """
 
 from __future__ import annotations
@@ -112,20 +112,26 @@ class ChangeReader(DataSourceStreamReader):  # type: ignore[misc]
 
     def initialOffset(self) -> dict[str, int]:
         wanted = self.options.get("startingepoch") or self.options.get("startingEpoch")
-        if wanted is None or wanted == "earliest":
-            return {"epoch": 0}
         with _opened(self.options) as table:
-            return {"epoch": table.newest() if wanted == "latest" else table.epoch(wanted)}
+            if wanted is None or wanted == "earliest":
+                return table.offset(0)
+            return table.offset(table.newest() if wanted == "latest" else table.epoch(wanted))
 
     def latestOffset(self) -> dict[str, int]:
         with _opened(self.options) as table:
-            return {"epoch": table.newest()}
+            return table.offset(table.newest())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         after, upto = int(start["epoch"]), int(end["epoch"])
-        if upto <= after:
-            return []
         with _opened(self.options) as table:
+            if after and start.get("table", table.job.id) != table.job.id:
+                raise UsageError(
+                    "UPSTREAM_DROPPED",
+                    f"table {table.job.name} was dropped, and made again since this stream read it",
+                    hint="start the stream with a new checkpoint location: it begins with the table as it is",
+                )
+            if upto <= after:
+                return []
             if after == 0:
                 files = table.files_at(table.readable(upto))
                 return [Part(piece, files, upto=upto) for piece in table.slices(files)]
@@ -164,11 +170,6 @@ class ReadOnlyMeta(MetaStore):
                 hint="install the same Headwater here as the engine has",
             )
 
-    def newest_segment_epoch(self, table_id: int) -> int:
-        with self.read() as db:
-            c = t.segments.c
-            return int(db.execute(sa.select(sa.func.max(c.added_epoch)).where(c.table_id == table_id)).scalar() or 0)
-
     def added_between(self, table_id: int, after: int, upto: int) -> bool:
         c = t.segments.c
         return bool(self._segments(c.table_id == table_id, c.added_epoch > after, c.added_epoch <= upto))
@@ -198,16 +199,22 @@ class OpenTable:
             raise self._not_available(epoch, first, last)
         return epoch
 
+    def offset(self, epoch: int) -> dict[str, int]:
+        return {"epoch": epoch, "table": self.job.id}
+
     def newest(self) -> int:
-        """The epoch of the table's newest segment, 0 if it never had one."""
-        return self.meta.newest_segment_epoch(self.job.id)
+        """The epoch of the table's last change, 0 if it never had one; it never goes back."""
+        return self.meta.changed_epoch(self.job.id)
 
     def readable(self, epoch: int) -> int:
         """An epoch at which the table is as it was at this one, and which is still retained."""
         oldest = self.meta.oldest_epoch()
         if epoch >= oldest:
             return epoch
-        if self.meta.segments_at(self.job.id, oldest) and not self.meta.added_between(self.job.id, epoch, oldest):
+        unchanged = self.meta.segments_at(self.job.id, oldest) and not self.meta.added_between(
+            self.job.id, epoch, oldest
+        )
+        if unchanged or epoch >= self.newest():
             return oldest
         raise self._not_available(epoch, oldest, self.meta.committed_epoch())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import sqlglot
 from sqlglot import exp
 
@@ -11,6 +14,8 @@ from headwater.model.types import arrow_type
 from headwater.sql import statements as s
 from headwater.sql.cursor import Cursor
 from headwater.sql.reading import parse_query
+
+_LENGTHS: Final = re.compile(r"\b(?:VARCHAR|CHAR)\(\s*\d+\s*\)", re.IGNORECASE)
 
 
 def create(c: Cursor, dialect: str) -> s.Statement:
@@ -157,10 +162,11 @@ def _columns(body: str, dialect: str) -> tuple[tuple[Column, ...], tuple[str, ..
         if key and named:
             raise UsageError("SQL_SYNTAX", "a table has one primary key", hint="PRIMARY KEY (a, b) names several")
         key = key or named
-    return _checked(columns, key)
+    return checked(columns, key)
 
 
-def _checked(columns: list[Column], key: list[str]) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+def checked(columns: list[Column], key: list[str]) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """The columns and the key of a table; UsageError for names that it cannot have and keys that cannot be one."""
     names = [c.name.lower() for c in columns]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
@@ -199,12 +205,18 @@ def _column(item: exp.ColumnDef) -> tuple[Column, bool]:
 
 
 def _type(name: str, kind: exp.DataType) -> str:
-    ddl = str(kind.sql(dialect="spark"))
+    # Spark has lengths only for tables of its own catalogue: everywhere else a text is a STRING.
+    ddl = _LENGTHS.sub("STRING", str(kind.sql(dialect="spark")))
+    check_type(name, ddl)
+    return ddl
+
+
+def check_type(name: str, ddl: str) -> None:
+    """Refuses a type that a table cannot store."""
     try:
         arrow_type(ddl)
     except ValueError:
         raise UsageError("UNKNOWN_TYPE", f"column {name} has the unknown type {ddl}", hint="docs/sql.md") from None
-    return ddl
 
 
 def _captured_columns(body: str, dialect: str) -> tuple[tuple[tuple[str, str | None], ...], tuple[str, ...]]:

@@ -181,6 +181,7 @@ def forget_before(db: sa.Connection, horizon: int) -> list[str]:
     """Delete what no epoch from `horizon` on can see; gives the files that nothing refers to any more."""
     c = t.segments.c
     paths = list(db.execute(sa.select(c.path).where(c.removed_epoch <= horizon)).scalars())
+    _remember_changes(db, horizon)
     db.execute(t.segments.delete().where(c.removed_epoch <= horizon))
     db.execute(t.resets.delete().where(t.resets.c.epoch <= horizon))
     _forget_superseded(db, t.epochs, t.epochs.c.lane, horizon)
@@ -189,6 +190,23 @@ def forget_before(db: sa.Connection, horizon: int) -> list[str]:
         paths += _forget_job(db, job_id)
     kept = set(db.execute(sa.select(c.path).where(c.path.in_(paths))).scalars()) if len(paths) < 500 else _all_paths(db)
     return [p for p in dict.fromkeys(paths) if p and p not in kept]
+
+
+def _remember_changes(db: sa.Connection, horizon: int) -> None:
+    """When each table last changed, as far as that is about to be forgotten: a table may have no segment left."""
+    c, r = t.segments.c, t.resets.c
+    gone = sa.union_all(
+        sa.select(c.table_id, c.added_epoch.label("epoch")).where(c.removed_epoch <= horizon),
+        sa.select(r.table_id, r.epoch).where(r.epoch <= horizon),
+    ).subquery()
+    newest = sa.select(gone.c.table_id, sa.func.max(gone.c.epoch)).group_by(gone.c.table_id)
+    for table_id, epoch in list(db.execute(newest)):
+        name = changed_setting(table_id)
+        set_setting(db, name, str(max(int(epoch), int(get_setting(db, name, "0")))))
+
+
+def changed_setting(table_id: int) -> str:
+    return f"changed:{table_id}"
 
 
 def _all_paths(db: sa.Connection) -> set[str]:
@@ -213,5 +231,6 @@ def _forget_job(db: sa.Connection, job_id: int) -> list[str]:
     db.execute(t.positions.delete().where(t.positions.c.source_id == job_id))
     db.execute(t.job_states.delete().where(t.job_states.c.job_id == job_id))
     db.execute(t.pins.delete().where(t.pins.c.holder.in_(pin_holders(job_id))))
+    db.execute(t.settings.delete().where(t.settings.c.name == changed_setting(job_id)))
     db.execute(t.jobs.delete().where(t.jobs.c.id == job_id))
     return paths

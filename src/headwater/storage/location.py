@@ -23,12 +23,16 @@ def has_meta_store(data_dir: Path) -> bool:
     return (data_dir / EMBEDDED).exists() or (data_dir / URL_FILE).exists()
 
 
-def existing_meta_store(data_dir: Path) -> str:
-    """The URL to connect to, for those who only read; UsageError if no engine ever ran here."""
+def require_meta_store(data_dir: Path) -> None:
     if not has_meta_store(data_dir):
         raise UsageError(
             "NO_DATA_DIRECTORY", f"there is no data directory {data_dir}", hint="headwater run FILE.sql makes one"
         )
+
+
+def existing_meta_store(data_dir: Path) -> str:
+    """The URL to connect to, for those who only read; UsageError if no engine ever ran here."""
+    require_meta_store(data_dir)
     return _resolved(_recorded(data_dir) or _embedded(data_dir))
 
 
@@ -71,8 +75,9 @@ def _parsed(url: str) -> sa.URL:
 
 
 def _refuse_literal_password(url: str) -> None:
-    password = _parsed(url).password
-    if password and not password.startswith("${"):
+    parsed = _parsed(url)
+    beside = "password" in parsed.query or "sslpassword" in parsed.query  # it would not be resolved there
+    if beside or (parsed.password and not parsed.password.startswith("${")):
         raise UsageError(
             "LITERAL_SECRET",
             "the meta store's URL holds a password in clear",

@@ -26,7 +26,14 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, UsageError
 from headwater.model.epoch import MAX_EPOCH
 from headwater.storage import tables as t
-from headwater.storage.apply import apply_contribution, forget_before, get_setting, set_pin, set_setting
+from headwater.storage.apply import (
+    apply_contribution,
+    changed_setting,
+    forget_before,
+    get_setting,
+    set_pin,
+    set_setting,
+)
 from headwater.storage.checkpoint import Contribution, JobRow, Segment, SplitRow
 from headwater.storage.connection import connect, meta_error
 
@@ -350,6 +357,15 @@ class MetaStore:
             c = t.resets.c
             query = sa.select(c.epoch).where(c.table_id == table_id, c.epoch > after, c.epoch <= upto)
             return [int(e) for e in db.execute(query).scalars()]
+
+    def changed_epoch(self, table_id: int) -> int:
+        """When a table last changed, 0 for never; known also of a table that is empty, and of epochs that are not."""
+        with self.read() as db:
+            newest = [int(get_setting(db, changed_setting(table_id), "0"))]
+            for table, column in ((t.segments, t.segments.c.added_epoch), (t.resets, t.resets.c.epoch)):
+                query = sa.select(sa.func.max(column)).where(table.c.table_id == table_id)
+                newest.append(int(db.execute(query).scalar() or 0))
+            return max(newest)
 
     # -- pins and expiry ------------------------------------------------------------------------------------------
 

@@ -345,6 +345,21 @@ def expiry_keeps_what_a_pin_or_the_last_epoch_needs(make_store: MakeStore, name:
     assert [s.path for s in store.segments_at(1, 9)] == ["s9"]
 
 
+def the_last_change_of_a_table_is_known_when_nothing_of_it_is_left(make_store: MakeStore, name: str) -> None:
+    store = owned(make_store, name)
+    assert store.changed_epoch(1) == 0
+    store.commit_checkpoint(MAIN_LANE, 5, Contribution(segments_added=[segment("s5")]), seq_high=1)
+    emptied = Contribution(segments_removed=[s.id for s in store.segments_at(1, 5)])  # a compaction that left no row
+    store.commit_checkpoint(MAIN_LANE, 7, emptied, seq_high=1)
+    assert store.changed_epoch(1) == 5
+    assert store.expire(MAX_EPOCH) == ["s5"] and store.changed_epoch(1) == 5
+    store.commit_checkpoint(MAIN_LANE, 9, Contribution(resets=[1]), seq_high=1)  # emptied as a whole
+    assert store.changed_epoch(1) == 9
+    store.commit_checkpoint(MAIN_LANE, 11, Contribution(), seq_high=1)
+    store.expire(MAX_EPOCH)
+    assert store.changed_epoch(1) == 9
+
+
 def readers_see_whole_epochs_while_others_write(make_store: MakeStore, name: str) -> None:
     store = owned(make_store, name)
     done = threading.Event()
@@ -405,6 +420,7 @@ CHECKS: Final[dict[str, Callable[[MakeStore, str], None]]] = {
         what_a_lane_did_ahead_of_the_epoch_that_it_joins_is_seen_from_there_on,
         a_dropped_job_leaves_nothing_visible_and_no_pin,
         expiry_keeps_what_a_pin_or_the_last_epoch_needs,
+        the_last_change_of_a_table_is_known_when_nothing_of_it_is_left,
         readers_see_whole_epochs_while_others_write,
         errors_are_kept_and_bounded,
     )

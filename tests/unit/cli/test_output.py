@@ -76,6 +76,7 @@ def test_arrow_columns_are_spelt_the_same_with_far_moments_and_nested_ones() -> 
 
 def test_columns_of_one_name_get_numbers() -> None:
     assert unique_names(["a", "b", "a", "a"]) == ["a", "b", "a_2", "a_3"]
+    assert unique_names(["a", "a", "a_2", "a_2"]) == ["a", "a_3", "a_2", "a_2_2"]
 
 
 def test_progress_reads_well() -> None:

@@ -138,3 +138,9 @@ def test_wrong_use_says_what_is_wrong_and_exits_2(
     error = capsys.readouterr().err
     assert error.startswith("error: [USAGE] ")
     assert "hint: headwater" in error
+
+
+def test_the_example_of_a_sink_names_a_table_and_its_own_key() -> None:
+    tables = [FoundTable("public.a", 1, ()), FoundTable("public.b", 1, ("x", "y")), FoundTable("public.c", 1, ("z",))]
+    text = pipeline_text(OPTIONS, tables)
+    assert "CREATE SINK my_sink FROM b WITH (connector='files', path='./out', primary_key='x,y')" in text

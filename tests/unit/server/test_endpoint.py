@@ -7,7 +7,18 @@ import os
 import stat
 from pathlib import Path
 
-from headwater.server.endpoint import Endpoint, new_token, read_endpoint, remove_endpoint, write_endpoint
+import pytest
+
+from headwater.errors import UsageError
+from headwater.server.endpoint import (
+    Endpoint,
+    lock_directory,
+    new_token,
+    parse_address,
+    read_endpoint,
+    remove_endpoint,
+    write_endpoint,
+)
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:8734", token="secret", pid=4711, generation=3)
 
@@ -64,3 +75,24 @@ def test_tokens_are_long_and_never_the_same() -> None:
     tokens = {new_token() for _ in range(100)}
     assert len(tokens) == 100
     assert min(map(len, tokens)) >= 43
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:0", ("127.0.0.1", 0)), (":8734", ("127.0.0.1", 8734)), ("[::1]:80", ("::1", 80)), ("db:1", ("db", 1))],
+)
+def test_an_address_is_a_host_and_a_port(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "foo", "127.0.0.1", "127.0.0.1:99999", "127.0.0.1:", "h:-1", "http://h:80"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_a_path_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="DATA_DIRECTORY_UNUSABLE"):
+            lock_directory(path)

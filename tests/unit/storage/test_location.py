@@ -42,7 +42,12 @@ def test_another_url_for_the_same_directory_is_refused(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("url", "code"), [("postgresql://app:secret@db/meta", "LITERAL_SECRET"), ("not a url", "META_STORE_URL")]
+    ("url", "code"),
+    [
+        ("postgresql://app:secret@db/meta", "LITERAL_SECRET"),
+        ("postgresql://app@db/meta?password=secret", "LITERAL_SECRET"),
+        ("not a url", "META_STORE_URL"),
+    ],
 )
 def test_a_wrong_url_is_refused_and_leaves_nothing(tmp_path: Path, url: str, code: str) -> None:
     with pytest.raises(UsageError, match=code) as caught:
