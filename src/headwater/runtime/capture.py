@@ -98,6 +98,11 @@ class Capture:
         source.stream_lost(error)
         return True
 
+    def table_failed(self, table_id: int, error: DefiniteError) -> bool:
+        """A task found a definite error; True if it is of a captured table that a new copy may heal."""
+        table = next((s.tables[table_id] for s in self.sources.values() if table_id in s.tables), None)
+        return table is not None and self.healing.table_failed(table, error)
+
     # -- statements -------------------------------------------------------------------------------------------------
 
     async def create_source(self, statement: s.CreateSource) -> None:
