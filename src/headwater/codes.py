@@ -152,7 +152,7 @@ SOURCES: Final[dict[str, str]] = {
     "RESYNC_FAILED": "a resync failed and is tried again",
     "ROW_UNKNOWN": "the stream deletes a row, of a table without a key, that we do not have; the table is resynced",
     "SOURCE_AUTH_FAILED": "the source refuses the log-in",
-    "SOURCE_BUSY": "the source is busy; it is tried again",
+    "SOURCE_BUSY": "the source is busy, or another session holds a lock that we need; a copy is tried again",
     "SOURCE_COLUMN_NOT_FOUND": "the source says that a column does not exist",
     "SOURCE_FAILED": "the source answered with an error",
     "SOURCE_IO": "the source cannot read or write its own files",

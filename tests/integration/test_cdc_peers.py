@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_world import World, open_world
+from headwater.errors import HeadwaterError
 from headwater.testing.servers import PostgresServer
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -255,9 +256,20 @@ def test_a_table_that_is_rewritten_while_its_read_waits_is_not_taken_for_empty(w
         other.execute("ALTER TABLE redone ALTER v TYPE text USING v || ''")
         world.engine.execute("ALTER TABLE redone SET BACKFILL_RATE_LIMIT = 1000000")
         world.until(lambda: waiting_reads(world) > 0)
+        # Nobody waits behind the lock for ever, nor without a word.
+        with pytest.raises(HeadwaterError, match="SOURCE_BUSY"):
+            world.capture("public.redone", "again")
+        world.until(lambda: "SOURCE_BUSY" in waiting_for(world, "redone"))
         other.execute("COMMIT")
     world.live("redone")
+    assert not waiting_for(world, "redone")
     world.assert_equal("redone", "redone")
+
+
+def waiting_for(world: World, name: str) -> str:
+    rows = world.engine.execute("SELECT name, waiting_for FROM hw_catalog.hw_progress")[0]
+    assert rows is not None
+    return next(str(r["waiting_for"] or "") for r in rows.rows if r["name"] == name)
 
 
 def waiting_reads(world: World) -> int:

@@ -46,7 +46,7 @@ def test_a_gap_made_while_the_engine_was_away_is_healed_before_it_has_caught_up(
             meta.execute("UPDATE jobs SET state = 'failed' WHERE name = 'gap'")
             meta.execute(
                 "INSERT INTO errors (at, job_id, name, code, message, hint, retrying) "
-                "SELECT 0, id, name, 'ROW_UNKNOWN', '', '', 0 FROM jobs WHERE name = 'gap'"
+                "SELECT 0, id, name, 'ROW_UNKNOWN', '', '', 1 FROM jobs WHERE name = 'gap'"
             )
         server.execute("UPDATE gap SET v = 4 WHERE id = 2")
         caught_up(server, data)

@@ -74,14 +74,12 @@ class TableBackfill(CapturedJob):
         """No copy is being made at the moment."""
         return self._task is None
 
-    def describe(self) -> None:
+    def describe(self, conn: Any) -> None:
         """Ask the source for the table as it is now: its name, key and size."""
         from headwater.connectors.postgres.catalogue import describe
-        from headwater.connectors.postgres.client import connect
         from headwater.runtime.captured_table import with_usable_order
 
-        with connect(self.source.config) as conn:
-            info = describe(conn, *self.captured["external"])
+        info = describe(conn, *self.captured["external"])
         self.info = with_usable_order(info, self.next_shape.plans)
 
     @property
@@ -209,10 +207,12 @@ class TableBackfill(CapturedJob):
     def read_tasks(self, rows: list[SplitRow], snapshot: SharedSnapshot, readers: int) -> list[Any]:
         """The tasks that read these splits, so many `readers` at once; asks the source for the table's description if
         need be."""
+        from headwater.connectors.postgres.client import connect
         from headwater.spark.backfill import ReadSplit
 
         if self.info is None:
-            self.describe()
+            with connect(self.source.config) as conn:
+                self.describe(conn)
         shape = self.next_shape
         return [
             ReadSplit(

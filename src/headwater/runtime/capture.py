@@ -16,8 +16,8 @@ from headwater.config import check_secrets, suggestion
 from headwater.errors import DefiniteError, HeadwaterError, SourceError, UsageError
 from headwater.model.barrier import Barrier
 from headwater.runtime import source_setup as setup
-from headwater.runtime.copying import ReadSlots
 from headwater.runtime.healing import Healing
+from headwater.runtime.reads import Reads
 from headwater.runtime.source_runtime import SourceRuntime
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow
@@ -49,7 +49,7 @@ class Capture:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.sources: dict[int, SourceRuntime] = {}
-        self.reads = ReadSlots(core.slots)
+        self.reads = Reads(core)
         self.healing = Healing(core)
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -65,6 +65,7 @@ class Capture:
 
     async def stop(self) -> None:
         await asyncio.gather(*(s.stop() for s in self.sources.values()))
+        await self.reads.stop()
 
     async def rebuild(self) -> None:
         """After a recovery: forget what was staged and not committed."""
@@ -97,6 +98,11 @@ class Capture:
             return False
         source.stream_lost(error)
         return True
+
+    def table_failed(self, table_id: int, error: DefiniteError) -> bool:
+        """A task found a definite error; True if it is of a captured table that a new copy may heal."""
+        table = next((s.tables[table_id] for s in self.sources.values() if table_id in s.tables), None)
+        return table is not None and self.healing.table_failed(table, error)
 
     # -- statements -------------------------------------------------------------------------------------------------
 

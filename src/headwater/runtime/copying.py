@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.cdc.state import ReadPaused, SplitEvent, SplitState, step
 from headwater.capture.splits import DEFAULT_ROWS_PER_SPLIT, Split, SplitKind
-from headwater.errors import DefiniteError, HeadwaterError, TransientError
+from headwater.errors import HeadwaterError, TransientError
+from headwater.runtime.reads import SMALL_BYTES
 from headwater.runtime.splits import SplitInfo, bounds_of
 from headwater.storage.checkpoint import Contribution, NewSegment, SplitRow
 
@@ -43,31 +44,6 @@ class SharedSnapshot:
     storage: str = ""
 
 
-class ReadSlots:
-    """How many reads may be in Spark's workers at once, over all tables: always one less than it has slots.
-
-    A read that is held up by a rate limit sits in its slot. The live stream of all tables needs one that is free.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self.total = max(1, slots - 1)
-        self._free = self.total
-        self._changed = asyncio.Condition()
-
-    @asynccontextmanager
-    async def take(self, count: int) -> AsyncIterator[None]:
-        count = min(count, self.total)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._free >= count)
-            self._free -= count
-        try:
-            yield
-        finally:
-            self._free += count
-            async with self._changed:
-                self._changed.notify_all()
-
-
 class Copying:
     """See the head of this module."""
 
@@ -76,6 +52,7 @@ class Copying:
         self.core = backfill.core
         self._in_turn = 0  # not known yet
         self._failed = False
+        self._trouble = ""  # why the last read failed; shown until one succeeds
 
     async def run(self) -> None:
         from headwater.connectors.postgres.client import may_pass
@@ -96,7 +73,8 @@ class Copying:
                         await self._stop_for_good(error)
                     return
                 self.core.record_error(self.table.table_id, self.table.name, error, retrying=True)
-                self.core.report_progress(self.table.table_id, waiting_for=str(error))
+                self._trouble = str(error)
+                self.table.report(waiting_for=self._trouble)
                 await asyncio.sleep(delay)
                 delay = min(RETRY_S[1], delay * 2)
             except Exception as error:
@@ -140,10 +118,10 @@ class Copying:
 
         table = self.table
         rows_per_split = int(table.settings.get("backfill_num_rows_per_split") or DEFAULT_ROWS_PER_SPLIT)
-        table.describe()
-        if table.wants_cursor and (splits := plan_cursor(table.info)):
-            return splits
         with connect(table.source.config) as conn:
+            table.describe(conn)
+            if table.wants_cursor and (splits := plan_cursor(table.info)):
+                return splits
             return plan_splits(conn, table.info, rows_per_split=rows_per_split)
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -215,6 +193,9 @@ class Copying:
 
     async def _read_whole(self, waiting: list[SplitInfo]) -> None:
         """Physical ranges: a row that an update moved between two reads would be missed, or seen twice."""
+        if len(self.table.splits) == 1:
+            await self._read(waiting, SharedSnapshot(), readers=1)
+            return
         async with exported_snapshot(self.table.source.config, self.table.oid) as snapshot:
             while waiting:
                 batch = waiting[: self._batch]
@@ -223,15 +204,24 @@ class Copying:
 
     @property
     def _batch(self) -> int:
-        return 1 if self.table.cursor else min(self.table.parallelism, self.core.capture.reads.total)
+        return 1 if self.table.cursor else min(self.table.parallelism, self.core.capture.reads.slots.total)
+
+    @property
+    def _small(self) -> bool:
+        """The table is read whole and quickly: it shares a job with others. A limited read would hold them up."""
+        table = self.table
+        one = len(table.splits) == 1 and not table.cursor and table.rate_limit is None
+        return one and table.info is not None and table.info.size_bytes <= SMALL_BYTES
 
     async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot, *, readers: int) -> None:
         """One Spark job; under a shared snapshot one task a split, else one task for all of them in turn."""
+        self.table.report(waiting_for=self._trouble)
         self.table.reading(batch)
         try:
             tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot, readers)
-            groups = [[task] for task in tasks] if snapshot.name else [tasks]
-            results = {r["split_id"]: r for r in await run_reads(self.core, self.table.table_id, groups)}
+            reads = self.core.capture.reads
+            found = await reads.run(self.table.table_id, tasks, apart=bool(snapshot.name), small=self._small)
+            results = {r["split_id"]: r for r in found}
         except BaseException:
             for split in batch:
                 split.state = step(split.state, SplitEvent.READ_FAILED)
@@ -239,6 +229,8 @@ class Copying:
                 self.table.forget_staged()
             raise
         await asyncio.to_thread(self._staged, batch, results)
+        self._trouble = ""
+        self.table.report(waiting_for="")
 
     def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot, readers: int) -> list[Any]:
         tasks = self.table.read_tasks([i.row for i in batch], snapshot, readers)
@@ -264,32 +256,6 @@ class Copying:
                 staged_path=segment.path if segment else None,
             )
         table.staged(batch, max(r["high"] for r in results.values()))
-
-
-async def run_reads(core: Any, table_id: int, groups: list[list[Any]]) -> list[dict[str, Any]]:
-    """Run reads as one Spark job, one task for each group; the first error of them is raised as what it is."""
-    from headwater.spark.backfill import ReadInTurn
-    from headwater.spark.query import explained
-    from headwater.spark.tasks import run_tasks
-
-    def work() -> list[dict[str, Any]]:
-        with explained("BACKFILL_FAILED"):
-            return run_tasks(core.spark, [[ReadInTurn(tuple(group))] for group in groups])
-
-    async with core.capture.reads.take(len(groups)):
-        results: list[dict[str, Any]] = await core.jobs.run("backfill", "backfill", work, subject=table_id)
-    for result in results:
-        if "error" in result:
-            raise _as_error(result)
-    return results
-
-
-def _as_error(result: dict[str, Any]) -> HeadwaterError:
-    error = result["error"]
-    if error["code"] == ReadPaused.CODE:
-        return ReadPaused(error["code"], error["message"])
-    kind = TransientError if result.get("transient") else DefiniteError
-    return kind(error["code"], error["message"], detail=error["detail"], hint=error["hint"])
 
 
 async def entry(config: PostgresConfig, mark: int) -> AsyncIterator[str]:

@@ -223,8 +223,8 @@ class Dataflow:
             error = DefiniteError(found["code"], found["message"], detail=found["detail"], hint=found["hint"])
             if self.core.capture.stream_lost(result["subject"], error):
                 return
-            self.core.job_failed(result["subject"], error, contribution)
-            self.core.capture.healing.table_failed(result["subject"], error)
+            heals = self.core.capture.table_failed(result["subject"], error)
+            self.core.job_failed(result["subject"], error, contribution, retrying=heals)
         elif result.get("captured"):
             self.core.capture.take_result(result, contribution, staged)
         elif "segment" in result:

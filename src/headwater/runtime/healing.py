@@ -57,12 +57,14 @@ class Healing:
 
     def recall(self, sources: list[SourceRuntime]) -> None:
         """At a start: tables that failed with something that heals, and whose new copy was not begun any more."""
-        newest = {e["job_id"]: e for e in self.core.meta.error_rows()}
+        # What only stood in the way of a new copy (the source was away) does not hide what the table failed with.
+        healable = TABLE_LOST | SHAPE_SUSPECTS
+        newest = {e["job_id"]: e for e in self.core.meta.error_rows() if e["code"] in healable or not e["retrying"]}
         for source in sources:
             for table in source.tables.values():
                 found = newest.get(table.table_id)
-                if table.failed and found is not None:
-                    self.table_failed(table.table_id, SourceError(found["code"], found["message"], hint=found["hint"]))
+                if table.failed and found is not None and found["retrying"]:
+                    self.table_failed(table, SourceError(found["code"], found["message"], hint=found["hint"]))
 
     def heals(self, table_id: int) -> bool:
         """A new copy of the table is about to begin, or it is about to be found that none helps."""
@@ -74,12 +76,15 @@ class Healing:
 
     # -- what was found ---------------------------------------------------------------------------------------------
 
-    def table_failed(self, table_id: int, error: HeadwaterError) -> None:
-        """A task found a definite error in a table's events: the table is failed with this epoch."""
+    def table_failed(self, table: TableBackfill, error: HeadwaterError) -> bool:
+        """A task found a definite error in a table's events: the table is failed with this epoch.
+
+        True: a new copy is tried here; if none helps, that is shown as an error that is not retried.
+        """
         if error.code in TABLE_LOST:
-            self._lost.add(table_id)
-        elif error.code in SHAPE_SUSPECTS:
-            self._suspects[table_id] = error
+            self._lost.add(table.table_id)
+            return True
+        return self.read_failed(table, error)
 
     def read_failed(self, table: TableBackfill, error: HeadwaterError) -> bool:
         """A read found a definite error. True: it is looked into here, and the table stopped if nothing helps."""
@@ -132,8 +137,7 @@ class Healing:
         """Whether the table's columns have changed, and a copy with the new ones is allowed and begun."""
         if table.policy == "exception" or not await table.copy_anew(follow=False, only_if_reshaped=True):
             self._forget(table)
-            if not table.failed:
-                await self._stop(table, error)
+            await self._stop(table, error)
             return
         self._forget(table)
 

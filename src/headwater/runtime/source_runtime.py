@@ -368,8 +368,8 @@ class SourceRuntime:
                 self.core.record_error(table_id, self.tables[table_id].name, error, retrying=True)
                 held.not_before = time.monotonic() + HELD_RETRY_S
             if found and held.tries > HELD_TRIES:
-                self.core.job_failed(table_id, _given_up(), contribution)
-                self.core.capture.healing.table_failed(table_id, _given_up())
+                heals = self.core.capture.healing.table_failed(self.tables[table_id], _given_up())
+                self.core.job_failed(table_id, _given_up(), contribution, retrying=heals)
             self.core.forget_files(result.get("abandoned", [s["path"] for s in result.get("segments", ())]))
         self._held = held if held.tries <= HELD_TRIES else None
         if self.reader is not None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.backfill.cdc.state import SplitState
 from headwater.capture.splits import SplitKind, bound_from_json
 from headwater.errors import UsageError
-from headwater.runtime.copying import SharedSnapshot, entry, exported_snapshot, run_reads
+from headwater.runtime.copying import SharedSnapshot, entry, exported_snapshot
 from headwater.runtime.difference import add_unseen, handed_over, prepare, standing
 from headwater.runtime.splits import CapturedState
 from headwater.storage.checkpoint import NewSegment, Segment, SplitRow
@@ -111,7 +111,7 @@ async def _read_source(core: EngineCore, table: TableBackfill, splits: list[Spli
         pass
     async with exported_snapshot(table.source.config, table.oid) as snapshot:
         copy.low = snapshot.low
-        count = min(table.parallelism, core.capture.reads.total)
+        count = min(table.parallelism, core.capture.reads.slots.total)
         for first in range(0, len(splits), count):
             await _read_batch(core, table, splits[first : first + count], snapshot, copy)
 
@@ -120,7 +120,7 @@ async def _read_batch(
     core: EngineCore, table: TableBackfill, rows: list[SplitRow], snapshot: SharedSnapshot, copy: _Copy
 ) -> None:
     tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot, len(rows))
-    for result in await run_reads(core, table.table_id, [[task] for task in tasks]):
+    for result in await core.capture.reads.run(table.table_id, tasks, apart=True):
         copy.high = max(copy.high, result["high"])
         if result["segment"]:
             copy.segments.append(NewSegment(**result["segment"]))

@@ -73,6 +73,9 @@ class ReadSplit:
     def subject(self) -> int:
         return self.table_id
 
+    def run(self) -> Iterator[dict[str, Any]]:
+        yield from ReadInTurn((self,)).run()
+
     def fetch(self) -> Fetched:
         from headwater.connectors.postgres.client import connect
         from headwater.connectors.postgres.planner import check_storage, next_page, storage

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 # Threads per pool bound how much of it runs at once: a big copy must not starve the live stream. Sinks have more,
 # because theirs mostly wait for a target, and one that does not answer must not hold the others up. Each reader of a
-# copy has jobs of its own; how many there are is bounded by Spark's slots (`runtime/copying.py`: `ReadSlots`).
+# copy has jobs of its own; how many there are is bounded by Spark's slots (`runtime/reads.py`: `ReadSlots`).
 POOLS: Final[dict[str, int]] = {"capture": 2, "view": 4, "sink": 24, "backfill": 32, "compaction": 1, "query": 8}
 
 

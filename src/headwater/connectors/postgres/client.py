@@ -23,6 +23,7 @@ from headwater.errors import HeadwaterError, SourceError, TransientError, UsageE
 
 MIN_SERVER_VERSION: Final = 140_000  # tid range scans, pgoutput messages and 64-bit snapshots in one release
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+LOCK_WAIT_S: Final = 5  # then the statement fails, or the copy is tried again later and others have their turn
 SCHEMA_CHANGES: Final = ("evolve", "lenient", "exception", "ignore")
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 
@@ -164,9 +165,13 @@ def _invalid(name: str, hint: str) -> UsageError:
 def connect(
     config: PostgresConfig, *, application: str = "headwater", password: str | None = None
 ) -> psycopg.Connection[tuple[Any, ...]]:
-    """A session in autocommit mode with our text settings; errors come as Headwater errors."""
+    """A session in autocommit mode with our text settings; errors come as Headwater errors.
+
+    It waits for locks for a bounded time: a table that somebody has locked must not hold up the others.
+    """
     with translated(f"connecting to {config.hostname}:{config.port}"):
         parts: dict[str, Any] = {**config.conninfo(password=password), "application_name": application}
+        parts["options"] += f" -c lock_timeout={LOCK_WAIT_S}s"
         conn = psycopg.connect("", autocommit=True, prepare_threshold=None, **parts)
     if conn.info.server_version < MIN_SERVER_VERSION:
         version = conn.info.server_version // 10_000
@@ -234,7 +239,7 @@ _STATES: Final[dict[str, tuple[bool, str, str]]] = {
     "42703": (False, "SOURCE_COLUMN_NOT_FOUND", "the table's columns have changed"),
     "3F000": (False, "SOURCE_TABLE_NOT_FOUND", "check the table's schema"),
     "55006": (True, "SOURCE_SLOT_IN_USE", "another connection still holds the slot"),
-    "55P03": (True, "SOURCE_BUSY", "a lock is held by another session"),
+    "55P03": (True, "SOURCE_BUSY", "another session holds a lock on it: see pg_locks, pg_blocking_pids"),
     "40": (True, "SOURCE_BUSY", ""),
     "53": (True, "SOURCE_BUSY", "the server is short of connections, memory or disk"),
     "57": (True, "SOURCE_UNREACHABLE", "the server is stopping or starting"),

@@ -29,11 +29,12 @@ from psycopg.rows import dict_row
 from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import PostgresConfig, parse_lsn, translated
 from headwater.connectors.postgres.replication import publication_query
-from headwater.errors import SourceError, UsageError
+from headwater.errors import SourceError, TransientError, UsageError
 
 Connection = psycopg.Connection[Any]
 
 PLUGIN: Final = "pgoutput"
+SLOT_WAIT_S: Final = 60  # for transactions that run while a slot is made, before it is given up with their names
 DROP_WAIT_S: Final = 10.0  # until a slot's last connection is noticed to be gone
 GENERATED_COLUMNS_SINCE: Final = 180_000  # publish_generated_columns
 
@@ -270,15 +271,24 @@ def drop_publication(conn: Connection, config: PostgresConfig) -> None:
 
 
 def ensure_slot(conn: Connection, config: PostgresConfig) -> SlotState:
-    """The slot, made if need be. Making it waits until all transactions that are running now have ended."""
+    """The slot, made if need be. Making it waits until all transactions that write now have ended, or so long."""
     with translated(f"creating slot {config.slot}"):
         found = slot_row(conn, config.slot)
         if found is not None:
             return SlotState(created=False, confirmed_lsn=_usable(found, config))
         try:
+            conn.execute(f"SET lock_timeout = '{SLOT_WAIT_S}s'".encode())
             row = conn.execute(
                 "SELECT lsn::text FROM pg_create_logical_replication_slot(%s, %s)", (config.slot, PLUGIN)
             ).fetchone()
+        except pg_errors.LockNotAvailable:
+            open_ones = blocking_transactions(conn, enter_stream(conn))
+            raise TransientError(
+                "SOURCE_BUSY",
+                f"slot {config.slot} cannot be made while older transactions are open"
+                + (f": {open_ones[0]}" if open_ones else ""),
+                hint="end them, or wait until they have ended, and try again",
+            ) from None
         except pg_errors.InsufficientPrivilege:
             role = sql.Identifier(config.username).as_string(conn)
             hint = f"run on the source: ALTER ROLE {role} WITH REPLICATION"

@@ -1,0 +1,158 @@
+"""Reads at the source as Spark jobs: how many run at once, and small ones of many tables together in one job.
+
+    a read of a large table, or a slow one ─► a job of its own, with so many slots as it has readers
+    reads of whole small tables ─► gather while the slots are taken ─► one job for all of them
+
+A job costs Spark as much as reading 100,000 rows. Fifty tables of a few rows are one job, and one connection at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.backfill.cdc.state import ReadPaused
+from headwater.errors import DefiniteError, HeadwaterError, TransientError
+
+if TYPE_CHECKING:
+    from headwater.engine import EngineCore
+
+Result = dict[str, Any]
+
+SMALL_BYTES: Final = 1 << 20  # of a table that shares its job: some 10,000 rows, read in a tenth of a second
+MOST_TOGETHER: Final = 64  # reads of one job: their results come at its end, after a few seconds
+SMALL_IN_TURN: Final = 8  # reads that one Spark task makes one after the other before another task is worth its start
+
+
+class ReadSlots:
+    """How many reads may be in Spark's workers at once, over all tables: always one less than it has slots.
+
+    A read that is held up by a rate limit sits in its slot. The live stream of all tables needs one that is free.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.total = max(1, slots - 1)
+        self._free = self.total
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def take(self, count: int) -> AsyncIterator[None]:
+        count = min(count, self.total)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._free >= count)
+            self._free -= count
+        try:
+            yield
+        finally:
+            self._free += count
+            async with self._changed:
+                self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class _Small:
+    """The reads of one small table, which wait for a job; whoever asked may have gone meanwhile."""
+
+    table_id: int
+    tasks: list[Any]
+    done: asyncio.Future[list[Result]]
+
+
+class Reads:
+    """All reads of an engine. Whoever is cancelled while it waits gets nothing, and leaves no file."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.slots = ReadSlots(core.slots)
+        self._small: list[_Small] = []
+        self._serving: asyncio.Task[None] | None = None
+
+    async def run(self, table_id: int, tasks: list[Any], *, apart: bool = False, small: bool = False) -> list[Result]:
+        """The results of one table's reads, one after the other or `apart`; the first error is raised as what it is."""
+        from headwater.spark.backfill import ReadInTurn
+
+        if small:
+            results = await self._with_others(table_id, tasks)
+        else:
+            groups = [(task,) for task in tasks] if apart else [tuple(tasks)]
+            results = await self._job([[ReadInTurn(group)] for group in groups], subject=table_id)
+        for result in results:
+            if "error" in result:
+                raise _as_error(result)
+        return results
+
+    async def _job(self, groups: list[list[Any]], *, subject: int | None = None) -> list[Result]:
+        from headwater.spark.query import explained
+        from headwater.spark.tasks import run_tasks
+
+        def work() -> list[Result]:
+            with explained("BACKFILL_FAILED"):
+                return run_tasks(self.core.spark, groups)
+
+        async with self.slots.take(len(groups)):
+            return await self.core.jobs.run("backfill", "backfill", work, subject=subject)
+
+    # -- small ones -------------------------------------------------------------------------------------------------
+
+    async def _with_others(self, table_id: int, tasks: list[Any]) -> list[Result]:
+        request = _Small(table_id, tasks, asyncio.get_running_loop().create_future())
+        self._small.append(request)
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve(), name="reads of small tables")
+        return await request.done
+
+    async def _serve(self) -> None:
+        while self._small:
+            async with self.slots.take(1):
+                pass  # while none is free, more gather
+            batch = [r for r in self._small[:MOST_TOGETHER] if not r.done.done()]
+            del self._small[:MOST_TOGETHER]
+            await self._together(batch)
+
+    async def _together(self, batch: list[_Small]) -> None:
+        """One job for all; if it fails as a whole, each by itself, so that the one at fault fails alone."""
+        from headwater.spark.reads import InTurn
+
+        tasks = [task for request in batch for task in request.tasks]
+        count = min(self.slots.total, -(-len(tasks) // SMALL_IN_TURN))
+        try:
+            results = await self._job([[InTurn(tuple(tasks[i::count]))] for i in range(count)]) if tasks else []
+        except Exception as error:
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            for request in batch:
+                await self._together([request])
+            return
+        for request in batch:
+            self._deliver(request, [r for r in results if r["subject"] == request.table_id])
+
+    def _deliver(self, request: _Small, results: list[Result]) -> None:
+        if request.done.done():  # cancelled meanwhile: nobody will ever hand these files over
+            self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
+        else:
+            request.done.set_result(results)
+
+    async def stop(self) -> None:
+        task, self._serving = self._serving, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def _fail(request: _Small, error: Exception) -> None:
+    if not request.done.done():
+        request.done.set_exception(error)
+
+
+def _as_error(result: Result) -> HeadwaterError:
+    error = result["error"]
+    if error["code"] == ReadPaused.CODE:
+        return ReadPaused(error["code"], error["message"])
+    kind = TransientError if result.get("transient") else DefiniteError
+    return kind(error["code"], error["message"], detail=error["detail"], hint=error["hint"])

@@ -1,0 +1,112 @@
+"""Reads of many small tables are one job; each fails, or is given up, by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headwater.errors import DefiniteError, TransientError
+from headwater.runtime.reads import Reads
+from headwater.spark.tasks import Task, run_guarded
+
+
+@dataclass(frozen=True)
+class FakeRead:
+    subject: int
+    outcome: str = "rows"
+    host: str = "db"
+
+    @property
+    def config(self) -> Any:
+        return SimpleNamespace(hostname=self.host, port=5432)
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        match self.outcome:
+            case "definite":
+                raise DefiniteError("VALUE_MALFORMED", "what")
+            case "unreachable":
+                error = TransientError("SOURCE_UNREACHABLE", "what")
+                yield {"subject": self.subject, "transient": True, "error": error.as_dict()}
+            case "crash":
+                raise MemoryError
+            case _:
+                yield {"subject": self.subject, "segment": {"path": f"{self.subject}.parquet"}}
+
+
+class World:
+    """An engine of two slots, so one for reads; a job takes a turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: list[list[int]] = []
+        self.forgotten: list[str] = []
+        self.may_run = asyncio.Event()
+        self.may_run.set()
+        core: Any = SimpleNamespace(
+            slots=2, spark=None, jobs=SimpleNamespace(run=self.run), forget_files=self.forgotten.extend
+        )
+        self.reads = Reads(core)
+        monkeypatch.setattr("headwater.spark.tasks.run_tasks", self.run_tasks)
+
+    async def run(self, pool: str, stage: str, work: Callable[[], Any], *, subject: int | None = None) -> Any:
+        await self.may_run.wait()
+        return work()
+
+    def run_tasks(self, spark: object, groups: Sequence[Sequence[Task]]) -> list[dict[str, Any]]:
+        tasks = [task for group in groups for task in group]
+        self.jobs.append([r.subject for t in tasks for r in getattr(t, "reads", [t])])
+        return [result for task in tasks for result in run_guarded(task)]
+
+    async def read(self, *reads: FakeRead) -> list[Any]:
+        asked = [self.reads.run(r.subject, [r], small=True) for r in reads]
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+
+def test_reads_of_many_small_tables_are_few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        found = await world.read(*(FakeRead(i) for i in range(100)))
+        assert [r[0]["subject"] for r in found] == list(range(100))
+        assert [len(job) for job in world.jobs] == [64, 36]
+
+    asyncio.run(story())
+
+
+def test_read_that_fails_fails_alone_also_if_it_takes_the_job_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        found = await world.read(FakeRead(1), FakeRead(2, "definite"), FakeRead(3))
+        assert isinstance(found[1], DefiniteError) and found[0] and found[2]
+        assert len(world.jobs) == 1
+        found = await world.read(FakeRead(1), FakeRead(2, "crash"), FakeRead(3))
+        assert isinstance(found[1], Exception) and found[0][0]["subject"] == 1 and found[2][0]["subject"] == 3
+
+    asyncio.run(story())
+
+
+def test_source_that_one_read_could_not_reach_is_not_tried_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        found = await world.read(FakeRead(1, "unreachable"), FakeRead(2), FakeRead(3, host="other"))
+        assert isinstance(found[0], TransientError) and isinstance(found[1], TransientError)
+        assert found[2][0]["subject"] == 3
+
+    asyncio.run(story())
+
+
+def test_read_that_nobody_waits_for_any_more_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.may_run.clear()
+        asked = [asyncio.create_task(world.reads.run(i, [FakeRead(i)], small=True)) for i in (1, 2)]
+        await asyncio.sleep(0.01)
+        asked[0].cancel()
+        world.may_run.set()
+        assert (await asked[1])[0]["subject"] == 2
+        assert world.forgotten == ["1.parquet"]
+
+    asyncio.run(story())
