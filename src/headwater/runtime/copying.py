@@ -133,7 +133,8 @@ class Copying:
         if not waiting and table.replacing and table.prepared is None:
             await self._difference()
         elif not waiting or table.rate_limit == 0:
-            table.report(waiting_for="the rate limit is 0" if waiting and not self.core.paused else "")
+            held = "RESUME: the engine is paused" if self.core.paused else "the rate limit is 0"
+            table.report(waiting_for=held if waiting else "")
             await table.wait(POLL_S)
         elif table.kind is SplitKind.KEY:
             await self._read_ranges()

@@ -43,6 +43,9 @@ JOIN_LAG_S: Final = 5.0
 MAX_JOIN_LAG_S: Final = 300.0
 # Rows of the driving input per chunk when nothing limits the rate: a second or two of work, after which others run.
 CHUNK_ROWS: Final = 500_000
+# Beside live views: a chunk takes about so long, on half of the slots, and then they have half as long for themselves.
+BESIDE_S: Final = 1.0
+BESIDE_ROWS: Final = (20_000, 100_000)  # the smallest chunk, and the first, before the speed is known
 CHUNKED: Final = ("rowwise", "algebraic")
 OPTIONS: Final = {"backfill.rate_limit": 0, "backfill.parallelism": 1}  # with the smallest value
 WHOLE_LOG: Final = 1 << 62
@@ -211,6 +214,7 @@ class ViewCreator:
         self.view = ViewState(job, self.schema, list(core.meta.segments_at(job.id, lane_epoch)))
         self.work: asyncio.Task[tuple[CreatingState, list[NewSegment]]] | None = None
         self.not_before = 0.0
+        self.chunk_rows = BESIDE_ROWS[1]
         self.read = (0.0, 0.0)  # when the last step began, and the rows that it read: the rate limit counts them
         self.trouble = ""  # what the last step failed with
         self.diagnosis: Callable[[], str | None] | None = None  # of the step that runs: which key makes it fail
@@ -403,7 +407,9 @@ class ViewCreator:
         inputs = self._inputs_at(state.snapshot_epoch)
         sizes = self._input_rows()
         driving = self.core.registry.by_id[max(sizes, key=lambda i: sizes[i])].name if sizes else ""
-        run, view, tasks = self.core.jobs.run, replace(self.view), parallelism(self.job)
+        beside = bool(self.core.dataflow.live_views.states)
+        run, view = self.core.jobs.run, replace(self.view)
+        tasks = parallelism(self.job) or (max(1, self.core.slots // 2) if beside else None)
         if not driving or self.job.spec["plan"].get("strategy") not in CHUNKED:
             self.diagnosis = lambda: failing_row(self.core, view, inputs, driving)
             segments = await run("backfill", "view", lambda: initial_segments(self.core, view, inputs, tasks))
@@ -411,7 +417,7 @@ class ViewCreator:
         table = inputs[driving][0]
         if not state.vnode_rows:
             state = state.counted(await run("backfill", "view", lambda: count_vnodes(self.core, table)))
-        wanted = min(limit or CHUNK_ROWS, CHUNK_ROWS)
+        wanted = min(limit or CHUNK_ROWS, self.chunk_rows if beside else CHUNK_ROWS)
         start, upto = Position(state.next_vnode, state.next_key), next_chunk(state, count, wanted)
         end, then = Position(upto), None
         if upto == state.next_vnode:
@@ -426,7 +432,15 @@ class ViewCreator:
             "backfill", "view", lambda: chunk_segments(self.core, view, inputs, driving, start, end, tasks)
         )
         self.read = (started, then.row_count - state.row_count)
+        if beside:
+            self._rest(time.monotonic() - started, rows=then.row_count - state.row_count)
         return then, segments
+
+    def _rest(self, took: float, *, rows: int) -> None:
+        """Leave the slots to the live views for a while; the next chunk is of a size that takes BESIDE_S."""
+        self.chunk_rows = int(min(CHUNK_ROWS, max(BESIDE_ROWS[0], rows * BESIDE_S / max(took, 0.01))))
+        self.not_before = max(self.not_before, time.monotonic() + took / 2)
+        asyncio.get_running_loop().call_later(took / 2, self.core.creating.nudge, self.job_id)
 
     async def _consume(self, committed: int, limit: int | None) -> tuple[CreatingState, list[NewSegment]]:
         """The next group of epochs; a rowwise view takes a large one vnode by vnode."""

@@ -82,6 +82,7 @@ class Reads:
             results = await self._job([[ReadInTurn(group)] for group in groups], subject=table_id)
         for result in results:
             if "error" in result:
+                self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
                 raise _as_error(result)
         return results
 

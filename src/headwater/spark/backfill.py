@@ -181,17 +181,27 @@ class ReadInTurn:
             yield {"subject": self.subject, "transient": True, "error": error.as_dict()}
 
     def _results(self) -> Iterator[dict[str, Any]]:
+        writing: list[Future[dict[str, Any]]] = []
         with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
-            writing: Future[dict[str, Any]] | None = None
-            for read in self.reads:
-                found = read.fetch()
-                if writing is not None:
-                    yield writing.result()
-                writing = writer.submit(read.stage, found)
-                if found.rows.nbytes > WRITE_BEHIND_BYTES:
-                    writing.exception()  # waits
-            if writing is not None:
-                yield writing.result()
+            try:
+                for read in self.reads:
+                    found = read.fetch()
+                    if writing:
+                        yield writing.pop().result()
+                    writing.append(writer.submit(read.stage, found))
+                    if found.rows.nbytes > WRITE_BEHIND_BYTES:
+                        writing[0].exception()  # waits
+                if writing:
+                    yield writing.pop().result()
+            except BaseException:
+                self._forget(writing)
+                raise
+
+    def _forget(self, writing: list[Future[dict[str, Any]]]) -> None:
+        """Files that nobody will hear of."""
+        for written in writing:
+            if written.exception() is None and (segment := written.result()["segment"]) is not None:
+                self.reads[0].data_dir.delete([segment["path"]])
 
 
 class Pace:

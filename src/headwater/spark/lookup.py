@@ -56,7 +56,7 @@ class _Wanted:
 def _found(data_dir: DataDir, schema: Schema, path: str, wanted: _Wanted, names: Sequence[str]) -> pa.Table:
     """The rows of a segment with a wanted key."""
     rows: pa.Table | None = None
-    if not wanted.few or is_open(data_dir, path):
+    if not wanted.few or is_open(data_dir, schema, path):
         try:
             segment = opened(data_dir, schema, path)
             rows = segment.take(names, segment.find(wanted.match, wanted.hashes))

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from headwater.model.key_hash import key_hashes
 from headwater.model.schema import Schema
 from headwater.storage.files import CACHE, DataDir, cache_entry
-from headwater.storage.segments import read_segments
+from headwater.storage.segments import arrow_schema, read_segments
 
 SMALL_ROWS: Final = 65_536  # decoded whole in some milliseconds, and then held in memory
 HELD_BYTES: Final = 64 << 20  # of small segments, in one worker
@@ -97,7 +97,8 @@ class SegmentIndex:
             if found is None:
                 found = self._read(name)
                 self.held_bytes += found.nbytes
-            self._columns[name] = found
+            # The file may be of a time when the column had a narrower type.
+            self._columns[name] = found.cast(arrow_schema(self._schema).field(name).type)
         return self._columns[name]
 
     def _read(self, name: str) -> pa.Array:
@@ -138,12 +139,17 @@ class TooLarge(Exception):
     """A column that is better read where it is."""
 
 
-_open: OrderedDict[tuple[str, str], SegmentIndex] = OrderedDict()
+Known = tuple[str, str, tuple[tuple[str, str], ...]]  # data directory, path, columns with their types
+_open: OrderedDict[Known, SegmentIndex] = OrderedDict()
+
+
+def _known(data_dir: DataDir, schema: Schema, path: str) -> Known:
+    return data_dir.root, path, tuple((c.name, c.type) for c in schema.columns)
 
 
 def opened(data_dir: DataDir, schema: Schema, path: str) -> SegmentIndex:
     """The segment as this worker has it; the last used ones stay open."""
-    key = (data_dir.root, path)
+    key = _known(data_dir, schema, path)
     found = _open.pop(key, None) or SegmentIndex(data_dir, schema, path)
     _open[key] = found
     while len(_open) > HELD_HANDLES or sum(s.held_bytes for s in _open.values()) > HELD_BYTES:
@@ -153,8 +159,8 @@ def opened(data_dir: DataDir, schema: Schema, path: str) -> SegmentIndex:
     return found
 
 
-def is_open(data_dir: DataDir, path: str) -> bool:
-    return (data_dir.root, path) in _open
+def is_open(data_dir: DataDir, schema: Schema, path: str) -> bool:
+    return _known(data_dir, schema, path) in _open
 
 
 def _folder(data_dir: DataDir, path: str) -> Path:

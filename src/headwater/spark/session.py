@@ -20,12 +20,14 @@ from headwater.spark.java import find_java
 # What spark-submit takes; anything else it refuses with a Java stack trace.
 _MASTER: Final = re.compile(r"^(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn)$")
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+POOLS: Final = Path(__file__).with_name("pools.xml")
 SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.scheduler.mode": "FAIR",
+    "spark.scheduler.allocation.file": POOLS.as_uri(),
     # Files are listed one by one from the meta store: listing them must never become a Spark job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -199,7 +199,8 @@ class SegmentText:
             versions |= {f"{side}{name}": text for name, text in newest.items()}
         grouped = sql.group(sql.union(found), self.schema.key, versions)
         there = self._of_newest(OP, columns, _NEW)
-        return sql.where(grouped, f"{there} IS NOT NULL") if sql.one_task else grouped
+        # Looked-up rows may be more than those of the touched keys, and in one task all rows are read.
+        return sql.where(grouped, f"{there} IS NOT NULL") if sql.one_task or self.looks_up else grouped
 
     def _rows_before(self, sql: Sql, logs: Sequence[Part], columns: Sequence[str]) -> list[Rel]:
         """What the touched keys were before, in every version that is left of it; in one task: all keys."""
