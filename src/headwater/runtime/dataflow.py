@@ -41,6 +41,7 @@ class Dataflow:
         self._taken: list[Taken] = []
         self._written: list[tuple[int, int, int]] = []  # (epoch, table, rows in all) that wait for the commit
         self.committed_epoch = 0
+        self.staging = False  # a barrier's work is under way
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,11 @@ class Dataflow:
             if barrier.kind is BarrierKind.INITIAL:
                 manager.collect(self.name, barrier)
                 continue
-            contribution = await self._stage(barrier)
+            self.staging = True
+            try:
+                contribution = await self._stage(barrier)
+            finally:
+                self.staging = False
             manager.collect(self.name, barrier, contribution)
 
     def on_committed(self, epoch: int) -> None:

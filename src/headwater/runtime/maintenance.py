@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ROUND_S: Final = 1.0
+LULL_S: Final = 3.0  # compaction waits at most so long for a moment between two barriers' work
 # More small files than this make every read slower than folding them does.
 MAX_DELTAS: Final = 16
 # Deltas beyond this part of the base are folded into it; below both floors a table is too small to care. A read sorts
@@ -90,6 +91,12 @@ class Maintenance:
             many = [state for state in states if _deltas(state.segments) > MAX_DELTAS // 2]
             await self._merge([(state, _without_largest(await self._committed(state))) for state in many])
 
+    async def _lull(self) -> None:
+        """Between two barriers: much of what is due is done before the next one needs the cores."""
+        deadline = time.monotonic() + LULL_S
+        while self.core.dataflow.staging and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+
     async def _committed(self, state: TableState) -> list[Segment]:
         """What is staged and not committed may be lost yet: only what is committed is rewritten."""
         return await asyncio.to_thread(self.core.meta.segments_at, state.job.id, self.core.meta.committed_epoch())
@@ -107,12 +114,16 @@ class Maintenance:
             return False
 
         def work() -> bool:
+            from headwater.spark.compaction import foldable, once_tasks
             from headwater.spark.query import explained
 
+            if not foldable(state.schema):
+                return False
+            tasks = once_tasks(self.core.data_dir, state.schema, segments, self.core.vnode_count)
             with explained("COMPACTION_FAILED"):
-                found: bool = self.core.reader(state.schema).holds_each_key_once(segments)
-                return found
+                return all(result.get("once") for result in self._run_tasks(tasks))
 
+        await self._lull()
         if not await self.core.jobs.run("compaction", "compaction", work):
             self._rewritten.add(state.job.id)
             return False
@@ -133,18 +144,17 @@ class Maintenance:
                     self._fold_by_tasks(state, segments) if foldable(state.schema) else self._rewrite(state, segments)
                 )
 
+        await self._lull()
         added = await self.core.jobs.run("compaction", "compaction", work)
         self.core.dataflow.swaps.append(Swap(state.job.id, {s.path: s.id for s in segments}, added))
 
     def _fold_by_tasks(self, state: TableState, segments: list[Segment]) -> list[NewSegment]:
         from headwater.spark.compaction import fold_tasks
-        from headwater.spark.tasks import run_tasks
 
         folder = segment_folder(state.job.id)
         tasks = fold_tasks(self.core.data_dir, folder, state.schema, segments, self.core.vnode_count)
-        count = min(len(tasks), max(1, self.core.slots // 2))  # the other slots are for what must be fresh
         try:
-            results = run_tasks(self.core.spark, [tasks[i::count] for i in range(count)])
+            results = self._run_tasks(tasks)
             for result in results:
                 if "error" in result:
                     raise DefiniteError(**result["error"])
@@ -153,6 +163,13 @@ class Maintenance:
                 self.core.data_dir.delete([folder])  # some tasks may have finished before another failed
             raise
         return [NewSegment(**result["segment"]) for result in results]
+
+    def _run_tasks(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
+        """On half of the slots: the others are for what must be fresh."""
+        from headwater.spark.tasks import run_tasks
+
+        count = min(len(tasks), max(1, self.core.slots // 2))
+        return run_tasks(self.core.spark, [tasks[i::count] for i in range(count)])
 
     def _rewrite(self, state: TableState, segments: list[Segment]) -> list[NewSegment]:
         """By Spark's own reader and writer, for columns that only those know."""
@@ -188,6 +205,7 @@ class Maintenance:
             with explained("COMPACTION_FAILED"):
                 return run_tasks(self.core.spark, balanced(tasks, self.core.slots))
 
+        await self._lull()
         merged = {r["subject"]: r for r in await self.core.jobs.run("compaction", "compaction", work)}
         for state, deltas in due:
             result = merged[state.job.id]

@@ -63,6 +63,29 @@ class MergeDeltas:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysOnce:
+    """Whether no key of some vnodes (`first` up to `end`) stands in two rows and none is deleted; reads keys alone."""
+
+    data_dir: DataDir
+    table_id: int
+    schema: Schema
+    paths: tuple[str, ...]
+    first: int
+    end: int
+
+    @property
+    def subject(self) -> int:
+        return self.table_id
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        names = list(self.schema.key)
+        rows = read_segments(self.data_dir, self.schema, self.paths, [*names, OP], _of_vnodes(self.first, self.end))
+        deletes = pc.any(pc.not_equal(rows.column(OP), OP_UPSERT)).as_py()
+        once = not deletes and rows.group_by(names).aggregate([]).num_rows == rows.num_rows
+        yield {"subject": self.table_id, "once": once}
+
+
+@dataclass(frozen=True, slots=True)
 class FoldVnodes:
     """The rows of some vnodes (`first` up to `end`) as base and deltas amount to, as a new base segment."""
 
@@ -110,21 +133,35 @@ class FoldVnodes:
                 SegmentIndex(self.data_dir, self.schema, path).prepare_like(old)
 
     def _read(self, paths: Sequence[str]) -> pa.Table:
-        where = (pc.field(VNODE) >= self.first) & (pc.field(VNODE) < self.end)
-        return read_segments(self.data_dir, self.schema, paths, where=where)
+        return read_segments(self.data_dir, self.schema, paths, where=_of_vnodes(self.first, self.end))
+
+
+def _of_vnodes(first: int, end: int) -> pc.Expression:
+    return (pc.field(VNODE) >= first) & (pc.field(VNODE) < end)
+
+
+def _ranges(segments: Sequence[Segment], vnode_count: int) -> Iterator[tuple[int, int]]:
+    """The vnodes of a table in parts of about FOLDED_ROWS: rows are spread evenly over them."""
+    wanted = max(sum(s.rows for s in segments) // FOLDED_ROWS, sum(s.bytes for s in segments) // FOLDED_BYTES)
+    parts = max(1, min(vnode_count, wanted))
+    return itertools.pairwise(vnode_count * i // parts for i in range(parts + 1))
 
 
 def fold_tasks(
     data_dir: DataDir, folder: str, schema: Schema, segments: Sequence[Segment], vnode_count: int
 ) -> list[FoldVnodes]:
-    """A table in parts of about FOLDED_ROWS: rows are spread evenly over vnodes."""
     table_id = segments[0].table_id
     base = tuple(s.path for s in segments if s.kind == "base")
     deltas = tuple(s.path for s in segments if s.kind == "delta")
-    wanted = max(sum(s.rows for s in segments) // FOLDED_ROWS, sum(s.bytes for s in segments) // FOLDED_BYTES)
-    parts = max(1, min(vnode_count, wanted))
-    cuts = [vnode_count * i // parts for i in range(parts + 1)]
     return [
         FoldVnodes(data_dir, table_id, folder, schema, base, deltas, first, end, vnode_count)
-        for first, end in itertools.pairwise(cuts)
+        for first, end in _ranges(segments, vnode_count)
+    ]
+
+
+def once_tasks(data_dir: DataDir, schema: Schema, segments: Sequence[Segment], vnode_count: int) -> list[KeysOnce]:
+    paths = tuple(s.path for s in segments)
+    return [
+        KeysOnce(data_dir, segments[0].table_id, schema, paths, first, end)
+        for first, end in _ranges(segments, vnode_count)
     ]

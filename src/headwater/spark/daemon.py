@@ -30,16 +30,22 @@ def _unchanged(_: zipimport.zipimporter) -> None:
 
 def _import_common() -> None:
     """What tasks use. None of it starts a thread: those would not survive the fork."""
+    import numpy as np
+    import pandas  # noqa: F401 - by pyarrow, when it first sees an array of numpy's
     import pyspark.worker  # noqa: F401
 
-    import headwater.connectors.postgres.copytext
     import headwater.connectors.postgres.pgoutput
     import headwater.connectors.postgres.planner
     import headwater.spark.backfill
     import headwater.spark.capture
-    import headwater.spark.write_rows
+    import headwater.spark.compaction
+    import headwater.spark.view_rows
+    import headwater.spark.write_rows  # noqa: F401
+    from headwater.connectors.postgres.copytext import scan_copy_text
+    from headwater.model.crc32 import crc32_of_slices
 
-    headwater.connectors.postgres.copytext.scan_copy_text(b"1\n", 1)
+    scan_copy_text(b"1\n", 1)
+    crc32_of_slices(np.zeros(1, np.uint8), np.zeros(2, np.int32))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -65,3 +66,22 @@ def _found(data_dir: DataDir, schema: Schema, path: str, wanted: _Wanted, names:
     if rows is None:
         rows = read_segments(data_dir, schema, [path], names, pc.field(VNODE).isin(wanted.vnodes))
     return rows.filter(pc.is_in(key_text(rows, wanted.match), value_set=wanted.texts))
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """Inside a worker: of the keys in the log's segments the rows that the segments seen before have."""
+
+    data_dir: DataDir
+    schema: Schema
+    log: tuple[str, ...]
+    seen: tuple[str, ...]
+    columns: tuple[str, ...]
+    vnode_count: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                keys = read_segments(self.data_dir, self.schema, self.log, list(self.schema.key))
+                rows = lookup_rows(self.data_dir, self.schema, self.seen, keys, self.vnode_count, self.columns)
+                yield from rows.select(list(self.columns)).to_batches()

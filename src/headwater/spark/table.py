@@ -85,11 +85,6 @@ class TableReader:
         """The rows of segments as they are, with `_vnode`, `_op` and `_seq`."""
         return self._scan(segments, None)
 
-    def holds_each_key_once(self, segments: Sequence[AnySegment]) -> bool:
-        """Whether no key stands in two rows and none is deleted: then deltas are as good as base. One job over keys."""
-        keys = self._scan(segments, None).groupBy(*self._key()).agg(F.count("*").alias("_rows"), F.max(OP).alias(OP))
-        return bool(keys.where((F.col("_rows") > 1) | (F.col(OP) == OP_DELETE)).isEmpty())
-
     def empty(self) -> DataFrame:
         return self._columns(self._scan([], None))
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 
 from headwater.model.schema import Schema, quoted
 from headwater.runtime.tables import AnySegment, InputLog, TableState
 from headwater.spark.compaction import foldable
-from headwater.spark.lookup import lookup_rows
+from headwater.spark.lookup import LookUp
 from headwater.spark.table import TableReader
 from headwater.spark.view import Lasting, Source, bound_name
-from headwater.storage.files import DataDir
-from headwater.storage.segments import read_segments
 from headwater.view.inputs import Part, Parts, SegmentText, old_columns
 
 # Up to this much, deltas are put together in one task and broadcast; beyond it a shuffle is cheaper than one slow task.
@@ -72,25 +69,6 @@ class OldRows:
         look_up = LookUp(self.reader.data_dir, schema, tuple(log), tuple(seen), tuple(columns), self.reader.vnode_count)
         ddl = ", ".join(f"{quoted(c)} {schema[c].type}" for c in columns)
         return self.reader.spark.range(0, 1, numPartitions=1).mapInArrow(look_up, ddl)
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """Inside a worker: of the keys in the log's segments the rows that the segments seen before have."""
-
-    data_dir: DataDir
-    schema: Schema
-    log: tuple[str, ...]
-    seen: tuple[str, ...]
-    columns: tuple[str, ...]
-    vnode_count: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                keys = read_segments(self.data_dir, self.schema, self.log, list(self.schema.key))
-                rows = lookup_rows(self.data_dir, self.schema, self.seen, keys, self.vnode_count, self.columns)
-                yield from rows.select(list(self.columns)).to_batches()
 
 
 class _Scans:

@@ -80,7 +80,7 @@ def test_merges_of_all_tables_with_many_deltas_are_one_job(tmp_path: Path, monke
         for table, found in segments.items()
     ]
     core: Any = SimpleNamespace(
-        dataflow=SimpleNamespace(swaps=[], states=lambda: states),
+        dataflow=SimpleNamespace(swaps=[], states=lambda: states, staging=False),
         meta=SimpleNamespace(committed_epoch=lambda: 5, segments_at=lambda table, _: segments[table]),
         jobs=SimpleNamespace(run=run),
         data_dir=data_dir,
