@@ -171,6 +171,7 @@ SOURCES: Final[dict[str, str]] = {
     "SOURCE_SLOT_FOREIGN": "the replication slot belongs to something else",
     "SOURCE_SLOT_IN_USE": "another connection holds the replication slot",
     "SOURCE_SLOT_LOST": "the replication slot is gone; the tables are resynced",
+    "SOURCE_SLOT_UNREADABLE": "the server cannot decode the log from the slot's place on; the tables are resynced",
     "SOURCE_SNAPSHOT_LOST": "the snapshot that the reads of a table share ended with its connection",
     "SOURCE_TABLE_NOT_FOUND": "there is no such table in the source",
     "SOURCE_TABLE_NOT_LOGGED": "the table is unlogged or temporary, so that its changes are not in the stream",

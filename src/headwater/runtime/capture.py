@@ -35,6 +35,7 @@ STREAM_LOST: Final = frozenset(
     {
         "SOURCE_SLOT_LOST",
         "SOURCE_SLOT_AHEAD",
+        "SOURCE_SLOT_UNREADABLE",
         "SOURCE_RESTORED",
         "SOURCE_PUBLICATION_LOST",
         "SPOOL_CORRUPT",

@@ -429,11 +429,17 @@ class SourceRuntime:
         await self.pause_backfills()
         ours = bool(self.job.spec.get("slot_created"))
         error = self.reader.last_error if self.reader else None
-        lost = error is not None and error.code == "SOURCE_PUBLICATION_LOST"
+        code = error.code if error is not None else ""
         if self.reader is not None:
             await self.reader.stop()  # it must not move the slot any more
         start = await asyncio.to_thread(
-            functools.partial(setup.new_slot, self.config, ours=ours, publication_lost=lost)
+            functools.partial(
+                setup.new_slot,
+                self.config,
+                ours=ours,
+                publication_lost=code == "SOURCE_PUBLICATION_LOST",
+                unreadable=code == "SOURCE_SLOT_UNREADABLE",
+            )
         )
         stream = {"spool": f"{self.job_id}-{time.time_ns()}", "start_lsn": start}
         contribution = Contribution(

@@ -121,7 +121,7 @@ def names_now(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) ->
         return catalogue.names_now(conn, tables)
 
 
-def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False) -> int:
+def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False, unreadable: bool = False) -> int:
     """A slot whose stream can be read from here on, in the place of one that is lost; gives where it begins.
 
     A slot that can be used is taken as it stands. One that cannot is dropped if it was ours to make. If the publication
@@ -135,6 +135,11 @@ def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = Fal
             publication_lost = True
             with translated(f"creating publication {config.publication}"):
                 _create_publication(conn, config)
+        if unreadable and ours:
+            drop_slot(conn, config)
+        elif unreadable:
+            hint = f"run on the source: SELECT pg_drop_replication_slot('{config.slot}')"
+            raise SourceError("SOURCE_SLOT_UNREADABLE", f"slot {config.slot} cannot be decoded any more", hint=hint)
         try:
             confirmed = ensure_slot(conn, config).confirmed_lsn
             return advance_slot(conn, config) if publication_lost else confirmed

@@ -231,6 +231,10 @@ def result_error(result: pq.abc.PGresult | None, conn: pq.abc.PGconn) -> Headwat
         return SourceError("SOURCE_WAL_LEVEL", message, hint="ALTER SYSTEM SET wal_level = 'logical'; then restart")
     if state in ("42704", "55000", "58P01"):
         return slot_lost(message)
+    if message.startswith("could not map filenode"):
+        # A fault of the server's: a slot that was made while a table was being truncated may not know its new file.
+        # Decoding stops at the same place whenever it is tried.
+        return SourceError("SOURCE_SLOT_UNREADABLE", message, hint=f"a new slot is made, and {ANEW}")
     error = classify(state or "08006", message, "replication")
     if error.code == "SOURCE_SLOT_IN_USE":
         return TransientError(error.code, message, hint=error.hint)
