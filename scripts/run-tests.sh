@@ -31,10 +31,12 @@ trap 'rm -rf "$RESULTS"' EXIT
 
 run_one() {
   local target=$1 begin=$SECONDS code result
-  local name=${target//[\/ *]/.}
+  local name=${target//[\/ *]/.} plugins=()
+  # Hypothesis is loaded by its plugin's summary, after the last test, even where nothing used it.
+  [[ $target =~ ^tests/(unit|property) ]] || plugins=(-p no:hypothesispytest)
   # shellcheck disable=SC2086 # a target may be several patterns
-  timeout --foreground --kill-after=30 "$LIMIT_S" "$VENV/bin/python" -m pytest $target -m "$SELECT" \
-    --durations=5 --durations-min=5 -o faulthandler_timeout="$DUMP_AFTER_S" >"$RESULTS/$name.log" 2>&1
+  timeout --foreground --kill-after=30 "$LIMIT_S" "$VENV/bin/python" -m pytest "${plugins[@]}" $target \
+    -m "$SELECT" --durations=5 --durations-min=5 -o faulthandler_timeout="$DUMP_AFTER_S" >"$RESULTS/$name.log" 2>&1
   code=$?
   case $code in
     0) result=passed ;;
@@ -43,6 +45,7 @@ run_one() {
     *) result="failed (pytest exit code $code)" ;;
   esac
   printf '%5d s  %-70s  %s\n' $((SECONDS - begin)) "$target" "$result" >"$RESULTS/$name.summary"
+  [[ $result == passed || $result == "no tests" ]] || tail -n 12 "$RESULTS/$name.log" >"$RESULTS/$name.failed"
   (
     flock 9
     printf '\n== %s\n' "$target"
@@ -83,4 +86,7 @@ printf '%s\n' "${targets[@]}" | xargs -P "${HEADWATER_TEST_JOBS:-2}" -I{} bash -
 
 printf '\n== summary (%d s)\n' "$SECONDS"
 cat "$RESULTS"/*.summary
+for failed in "$RESULTS"/*.failed; do # once more at the very end: the end is what is seen of a long output
+  [[ -e $failed ]] && cat "$failed"
+done
 ! grep -qvE '  (passed|no tests)$' "$RESULTS"/*.summary
