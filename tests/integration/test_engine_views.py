@@ -17,7 +17,7 @@ import pytest
 
 from headwater import Engine
 from headwater.errors import UsageError
-from headwater.runtime.creating import ViewCreator
+from headwater.runtime.view_creator import ViewCreator
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 240.0

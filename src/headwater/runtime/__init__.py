@@ -5,5 +5,6 @@ live_views.py  the views' half of that lane        tables.py       the state of 
 writes.py      INSERT, UPDATE, DELETE              queries.py      SELECT at one epoch
 commands.py    statements → actions                catalogue.py    hw_catalog
 maintenance.py compaction, garbage collection      capture.py      sources, splits and hand-over
-creating.py    a view's own lane                   delivery.py     sinks
+creating.py    views that are being created        view_creator.py the actor in the lane of one
+delivery.py    sinks
 """
