@@ -59,6 +59,7 @@ class Engine:
     ) -> None:
         self._arguments = (str(data_dir), master, dict(settings or {}), meta_url, http)
         self._thread: threading.Thread | None = None
+        self._begun = threading.Event()
         self._ready: Future[None] = Future()
         self.core: EngineCore
         self._loop: asyncio.AbstractEventLoop
@@ -75,7 +76,9 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._begun.wait()
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself meanwhile
+                self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=STOP_LIMIT_S)
 
     @property
@@ -88,8 +91,8 @@ class Engine:
 
     async def _run(self) -> None:
         data_dir, master, settings, meta_url, http = self._arguments
-        self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._begun.set()
         try:
             host, port = parse_address(http)
             self.core = EngineCore(data_dir, master=master, settings=settings, meta_url=meta_url)
