@@ -114,6 +114,8 @@ def in_process(process: str, coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 def run(main: Coroutine[Any, Any, T], *, seed: int | None = None) -> T:
     """`asyncio.run` in virtual time."""
     loop = VirtualClockLoop(seed)
+    # A task that nobody awaits any more may end with an error; reporting it would come whenever it is collected.
+    loop.set_exception_handler(lambda _loop, _context: None)
     try:
         asyncio.set_event_loop(loop)
         return loop.run_until_complete(main)
