@@ -51,15 +51,18 @@ def batch(spark: Any, folder: Path, rows: int) -> Any:
     return spark.read.parquet(str(path))
 
 
-def delivery(connector: dict[str, str], *, append_only: bool = True) -> Callable[[Any], float]:
-    """A function that delivers a batch to a fresh sink object and gives the seconds that it took."""
+def delivery(name: str, connector: dict[str, str], *, append_only: bool = True) -> Callable[[Any], float]:
+    """A function that delivers a batch to a fresh sink object and gives the seconds that it took.
+
+    `name` is the sink's own: its progress is kept by name, and what it has delivered is not delivered again.
+    """
     from headwater.model.schema import Column
     from headwater.sink.delivery import DeliveryLoop
     from headwater.sink.registry import open_sink
 
     columns = [Column(*c.split(" ")) for c in DDL.split(", ")]
     kind = {"type": "append-only" if append_only else "upsert"}
-    sink = open_sink("bench", {**connector, **kind}, columns, () if append_only else ("id",), 1, os.path.expandvars)
+    sink = open_sink(name, {**connector, **kind}, columns, () if append_only else ("id",), 1, os.path.expandvars)
     sink.validate(columns, sink.key)
     loop = DeliveryLoop(sink)
     loop.start(None)
@@ -67,9 +70,12 @@ def delivery(connector: dict[str, str], *, append_only: bool = True) -> Callable
 
     def run(df: Any) -> float:
         epoch = next(epochs)
+        before = sink.last_committed()
         begin = time.perf_counter()
         loop.deliver(epoch, epoch + 1, lambda: df)
-        return time.perf_counter() - begin
+        took = time.perf_counter() - begin
+        assert (before or 0) <= epoch and sink.last_committed() == epoch + 1, "the batch was there already"
+        return took
 
     return run
 
@@ -107,12 +113,15 @@ def postgres(scale: Scale) -> Iterator[Figure]:
         kinds = {"append-only": True, "upsert, all keys new": False}
         for label, append_only in kinds.items():
             table = f"ours_{'a' if append_only else 'u'}"
-            deliver = delivery({**options, "table.name": table}, append_only=append_only)
+            deliver = delivery(table, {**options, "table.name": table}, append_only=append_only)
 
             def ours(deliver: Any = deliver, table: str = table) -> float:
                 with psycopg.connect(login, autocommit=True) as connection:
                     connection.execute(f"TRUNCATE {table}")  # type: ignore[arg-type]
-                return float(deliver(with_op(df)))
+                    took = float(deliver(with_op(df)))
+                    (count,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()  # type: ignore
+                assert count == rows, f"{count} rows of {rows} have arrived"
+                return took
 
             def theirs(table: str = table) -> float:
                 return _copy(login, table, file)
@@ -147,7 +156,7 @@ def kafka(scale: Scale) -> Iterator[Figure]:
         options["staging.path"] = str(scale.folder / "staging")
         for label, more in {"one transaction": {}, "4 producers": {"atomic": "false"}}.items():
             topic = f"ours-{len(more)}"
-            deliver = delivery({**options, **more, "topic": topic})
+            deliver = delivery(topic, {**options, **more, "topic": topic})
             yield compared(
                 f"sink Kafka, {label}",
                 rows,
@@ -193,7 +202,7 @@ def _lake(scale: Scale, connector: str, options: Callable[[Path], dict[str, str]
     rows, few = scale.rows(2_000_000), scale.rows(10_000, least=100)
     with session() as spark:
         df = batch(spark, scale.folder, rows)
-        deliver = delivery({"connector": connector, **options(scale.folder)})
+        deliver = delivery("appended", {"connector": connector, **options(scale.folder)})
 
         def plain() -> float:
             begin = time.perf_counter()
@@ -204,7 +213,8 @@ def _lake(scale: Scale, connector: str, options: Callable[[Path], dict[str, str]
         yield compared(f"sink {name}, append", rows, lambda: deliver(with_op(df)), plain, "plain Spark Parquet append")
         merged = scale.folder / "merged"
         merged.mkdir()
-        upsert = delivery({"connector": connector, **options(merged)} | _path(connector, merged), append_only=False)
+        upserted = {"connector": connector, **options(merged)} | _path(connector, merged)
+        upsert = delivery("upserted", upserted, append_only=False)
         upsert(with_op(df))
         seconds = min(upsert(with_op(df.where(f"id % {max(1, rows // few)} = 0"))) for _ in range(RUNS))
         yield Figure(f"sink {name}, upsert of {few:,} keys into {rows:,} rows", seconds, "s", "keys in every file")

@@ -296,10 +296,13 @@ class EngineCore:
     def paused(self) -> bool:
         return self.main.paused
 
-    def reader(self, schema: Schema) -> Any:
+    def reader(self, schema: Schema, *, wide: bool = False) -> Any:
+        """Of a table's segments; `wide` (`spark/width.py`) where its rows go to Python and may be."""
+        from headwater.spark.session import careful_session
         from headwater.spark.table import TableReader
 
-        return TableReader(self.spark, self.data_dir, schema, self.vnode_count)
+        spark = careful_session(self.spark) if wide else self.spark
+        return TableReader(spark, self.data_dir, schema, self.vnode_count)
 
     def forget_files(self, paths: Iterable[str | None]) -> None:
         """Delete files that nobody refers to, behind everybody's back."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import threading
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,39 @@ def test_a_key_that_is_null_is_updated_and_deleted_like_any_other(spark: Any, po
     assert sql("SELECT k, v FROM null_keys") == [(None, 2)]
     loop.deliver(2, 3, lambda: spark.createDataFrame([(None, None, 2)], DDL))
     assert sql("SELECT k, v FROM null_keys") == []
+
+
+@pytest.mark.parametrize("merge_from", [pg_sink.MERGE_FROM_VERSION, 1_000_000], ids=["merge", "older server"])
+def test_one_batch_inserts_updates_and_deletes(
+    spark: Any, port: int, sql: Any, monkeypatch: pytest.MonkeyPatch, merge_from: int
+) -> None:
+    monkeypatch.setattr(pg_sink, "MERGE_FROM_VERSION", merge_from)
+    columns = (Column("k", "STRING", nullable=False), Column("v", "INT"))
+    loop = started(opened(port, f"mixed_{merge_from}", columns, ("k",)))
+    loop.deliver(0, 1, lambda: spark.createDataFrame([("a", 1, 1), ("b", 1, 1), ("c", 1, 1), ("x", None, 2)], DDL))
+    loop.deliver(1, 2, lambda: spark.createDataFrame([("a", None, 2), ("b", 2, 1), ("d", 2, 1)], DDL))
+    assert sql(f"SELECT k, v FROM mixed_{merge_from} ORDER BY k") == [("b", 2), ("c", 1), ("d", 2)]
+
+
+def test_a_key_that_someone_else_inserts_meanwhile_is_updated(spark: Any, port: int, sql: Any) -> None:
+    columns = (Column("k", "STRING", nullable=False), Column("v", "INT"))
+    loop = started(opened(port, "raced", columns, ("k",)))
+    other = psycopg.connect(f"host=127.0.0.1 port={port} user=postgres dbname=postgres")
+    other.execute("INSERT INTO raced VALUES ('a', 100)")
+    rows = spark.createDataFrame([("a", 1, 1), ("b", 1, 1)], DDL)
+    # The merge has looked, and waits for the other's insert to end.
+    lands = threading.Timer(0.0, lambda: _once_waiting(sql, other))
+    loop.deliver(0, 1, lambda: (lands.start(), rows)[1])
+    lands.join()
+    assert sql("SELECT k, v FROM raced ORDER BY k") == [("a", 1), ("b", 1)]
+
+
+def _once_waiting(sql: Any, other: Any) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"):
+        time.sleep(0.05)
+    other.commit()
+    other.close()
 
 
 def test_a_target_of_the_users_own_types_without_a_key_is_kept_right(spark: Any, port: int, sql: Any) -> None:

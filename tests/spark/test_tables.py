@@ -7,8 +7,10 @@ import itertools
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from engine_process import EngineProcess, SqlError, headwater, running
@@ -153,7 +155,7 @@ def test_names_that_need_quotes_work_in_every_statement(engine: EngineProcess, n
     engine.sql(f"DROP TABLE {table}")
 
 
-def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str) -> None:
+def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str, tmp_path: Path) -> None:
     table = f"`{name}``x`"
     engine.sql(f"CREATE TABLE {table} (`k``.k` INT PRIMARY KEY, `a.b` STRING, `c``` INT); FLUSH")
     before = engine.epoch()
@@ -174,6 +176,12 @@ def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str) ->
     )
     engine.sql(f"INSERT INTO {table} VALUES (3, 'x', 4); FLUSH")
     assert engine.sql(f"SELECT * FROM v_{name}") == [{"a.b": "x", "s`": 7}]
+    engine.sql(f"CREATE SINK s_{name} FROM {table} WITH (connector='files', path='{tmp_path}', type='upsert')")
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    (file,) = tmp_path.rglob("*.parquet")
+    assert pq.read_table(file).drop_columns(["_op"]).to_pylist() == engine.sql(f"SELECT * FROM {table} ORDER BY 1")
     engine.sql(f"DROP TABLE {table} CASCADE")
 
 

@@ -81,11 +81,12 @@ class Maintenance:
         """Fold the tables whose deltas have grown; merge the deltas of the others that have many, all in one job."""
         waiting = {s.table_id for s in self.core.dataflow.swaps}
         states = [s for s in self.core.dataflow.states() if s.job.id not in waiting]
-        for state in states:
-            if _must_fold(state.segments):
-                segments = await self._committed(state)
-                if _must_fold(segments) and not await self._promote(state, segments):
-                    await self._fold(state, segments)
+        large = [s for s in states if _must_fold(s.segments)]
+        for state in large:
+            segments = await self._committed(state)
+            if _must_fold(segments) and not await self._promote(state, segments):
+                await self._fold(state, segments)
+        states = [s for s in states if s not in large]
         if any(_deltas(state.segments) > MAX_DELTAS for state in states):
             # Those that will be due soon come along: the job costs more than what it does.
             many = [state for state in states if _deltas(state.segments) > MAX_DELTAS // 2]

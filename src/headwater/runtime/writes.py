@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # Numbers (`_seq`, row ids) that a bulk write takes: 4,096 partitions of 2**27 rows; 2**24 such writes fit into 63 bits.
 BULK_NUMBERS: Final = 1 << 39
+TARGET: Final = "hw_target"  # in a query of UPDATE or DELETE: all columns of the table that it changes
 INLINE_ROWS: Final = 100_000  # a longer VALUES list is a bulk write
 
 
@@ -82,7 +83,7 @@ class Writes:
             await self.settle()
             rows = self._selection(statement.alias, schema, changes, statement.where, job.id)
             moves = any(k in changes for k in schema.key)
-            await self._bulk(job.id, schema, lambda: self._update_frame(rows, schema, moves))
+            await self._bulk(job.id, schema, rows[0], lambda: self._update_frame(rows, schema, moves))
 
     async def delete(self, statement: s.Delete) -> None:
         job = self._target(statement.table)
@@ -90,7 +91,7 @@ class Writes:
         async with self.lock(job.id):
             await self.settle()
             rows = self._selection(statement.alias, schema, {}, statement.where, job.id)
-            await self._bulk(job.id, schema, lambda: self._delete_frame(rows, schema))
+            await self._bulk(job.id, schema, rows[0], lambda: self._delete_frame(rows, schema))
 
     # -- pieces -----------------------------------------------------------------------------------------------------
 
@@ -188,16 +189,19 @@ class Writes:
             row_id = self._take_row_ids(table_id, BULK_NUMBERS) if schema.keyless else 0
             return insert_frame(source, columns, schema, row_id)
 
-        return await self._segments(table_id, schema, frame, "base" if schema.keyless else "delta")
+        return await self._segments(table_id, schema, query, frame, "base" if schema.keyless else "delta")
 
-    async def _bulk(self, table_id: int, schema: Schema, frame: Any) -> None:
+    async def _bulk(self, table_id: int, schema: Schema, query: exp.Expression, frame: Any) -> None:
         """Run one Spark job that writes changes of a table as segments, and acknowledge them."""
-        segments = await self._segments(table_id, schema, frame, "delta")
+        segments = await self._segments(table_id, schema, query, frame, "delta")
         if segments:
             self._acknowledge(table_id, segments=tuple(segments))
 
-    async def _segments(self, table_id: int, schema: Schema, frame: Any, kind: str) -> list[NewSegment]:
+    async def _segments(
+        self, table_id: int, schema: Schema, query: exp.Expression, frame: Any, kind: str
+    ) -> list[NewSegment]:
         seq_base = self.core.sequence.take(BULK_NUMBERS)
+        wide = self._is_wide(table_id, query)
 
         def write() -> Any:
             from headwater.spark.query import explained
@@ -212,11 +216,22 @@ class Writes:
                     kind=kind,
                     vnode_count=self.core.vnode_count,
                     seq_base=seq_base,
-                    by_vnode_only=True,
+                    wide=wide,
                 )
 
         found: list[NewSegment] = await self.core.jobs.run("query", "write", write)
         return found
+
+    def _is_wide(self, table_id: int, query: exp.Expression) -> bool:
+        """Whether rows of a query may be: those of the tables that it reads are, or it makes long values of them."""
+        from headwater.spark.width import is_wide, may_grow
+
+        names = [n for n in table_names(query) if n != TARGET]
+        read = [job.id for job in map(self.core.registry.get, names) if job is not None]
+        epoch = self.core.meta.committed_epoch()
+        return may_grow(query.sql(dialect="spark")) or any(
+            is_wide(self.core.meta.segments_at(i, epoch)) for i in {table_id, *read}
+        )
 
     def hand_over(self, table_id: int, segments: Sequence[NewSegment], states: Mapping[tuple[int, str], Any]) -> None:
         """Segments that are ready, with states that are committed together with them."""
@@ -245,7 +260,7 @@ class Writes:
         for name in schema.key:
             outputs.append(exp.alias_(exp.column(name, quoted=True), f"_old_{name}", quoted=True))
         named = exp.TableAlias(this=exp.to_identifier(alias, quoted=True))
-        query = exp.select(*outputs).from_(exp.Table(this=exp.to_identifier("hw_target"), alias=named))
+        query = exp.select(*outputs).from_(exp.Table(this=exp.to_identifier(TARGET), alias=named))
         if where is not None:
             query = query.where(where.copy())
         return query, alias, table_id

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
+from headwater.spark.row_writer import writable
 from headwater.spark.segment_index import SegmentIndex, TooLarge
-from headwater.spark.view_rows import writable
 from headwater.storage.checkpoint import Segment
 from headwater.storage.files import DataDir, segment_path
 from headwater.storage.segments import newest_per_key, read_segments, write_segment

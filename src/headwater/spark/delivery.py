@@ -14,13 +14,15 @@ from headwater.runtime.registry import schema_of
 from headwater.sink.sink import SinkType
 from headwater.spark.changes import difference
 from headwater.spark.sink import appended, net_by_key
+from headwater.spark.width import is_wide
 from headwater.storage.checkpoint import JobRow
 
 
 def snapshot_batch(core: Any, source: JobRow, epoch: int, options: Any, key: Sequence[str]) -> DataFrame:
     """All rows as of an epoch, as upserts."""
     schema = schema_of(source)
-    rows = core.reader(schema).snapshot(core.meta.segments_at(source.id, epoch))
+    segments = core.meta.segments_at(source.id, epoch)
+    rows = core.reader(schema, wide=is_wide(segments)).snapshot(segments)
     rows = _visible(rows.withColumn(OP, F.lit(OP_UPSERT).cast("tinyint")), schema)
     return rows if options.type is SinkType.APPEND_ONLY or _own_key(schema, key) else net_by_key(rows, key)
 
@@ -28,10 +30,12 @@ def snapshot_batch(core: Any, source: JobRow, epoch: int, options: Any, key: Seq
 def change_batch(core: Any, source: JobRow, after: int, upto: int, options: Any, key: Sequence[str]) -> DataFrame:
     """The net changes of (after, upto]."""
     schema = schema_of(source)
-    reader = core.reader(schema)
     segments = core.meta.change_segments(source.id, after, upto)
     own_key = _own_key(schema, key)
-    if core.meta.was_reset(source.id, after, upto):
+    reset = core.meta.was_reset(source.id, after, upto)
+    read = [*segments, *core.meta.segments_at(source.id, after)] if reset or not own_key else segments
+    reader = core.reader(schema, wide=is_wide(read))
+    if reset:
         before = reader.snapshot(core.meta.segments_at(source.id, after))
         now = reader.snapshot(core.meta.segments_at(source.id, upto))
         rows = _visible(difference(before, now), schema)
@@ -53,16 +57,14 @@ def replay_batch(
 ) -> DataFrame:
     """Refused rows again: append-only as they were, else the rows that their keys have at an epoch."""
     schema = schema_of(source)
-    letters = core.spark.read.parquet(*paths)
+    reader = core.reader(schema, wide=True)  # few rows, and perhaps refused because they are long
+    letters = reader.spark.read.parquet(*paths)
     visible = [quoted(c.name) for c in schema.visible]
     if options.type is SinkType.APPEND_ONLY:
         return letters.select(*visible, OP)
     keys = letters.select(*[F.col(quoted(k)).alias(f"_key{i}") for i, k in enumerate(key)]).distinct()
-    marked = (
-        core.reader(schema)
-        .snapshot(core.meta.segments_at(source.id, epoch))
-        .select(*visible, F.lit(True).alias("_there"))
-    )
+    there = reader.snapshot(core.meta.segments_at(source.id, epoch))
+    marked = there.select(*visible, F.lit(True).alias("_there"))
     same = [marked[quoted(k)].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(key)]
     found = keys.join(marked, reduce(lambda a, b: a & b, same), "left")
     op = F.when(F.col("_there"), F.lit(OP_UPSERT)).otherwise(F.lit(OP_DELETE)).cast("tinyint").alias(OP)

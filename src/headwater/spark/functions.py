@@ -12,7 +12,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 
 from headwater.errors import UsageError
-from headwater.spark.session import quick_sessions
+from headwater.spark.session import sessions_beside
 
 
 def load_function(target: str) -> Callable[..., Any]:
@@ -49,10 +49,10 @@ def _file(path: str) -> Any:
 
 
 def register(spark: SparkSession, name: str, function: Callable[..., Any], returns: str) -> None:
-    """Make a function known to a session and to the quick ones beside it, present and future."""
+    """Make a function known to a session and to those beside it, present and future."""
     functions = _registered.setdefault(spark, {})
     functions[name.lower()] = (name, function, returns)
-    for session in (spark, *quick_sessions(spark, _prepare)):
+    for session in (spark, *sessions_beside(spark, _prepare)):
         _register(session, name, function, returns)
 
 

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, ROW_NO, Schema, quoted
 from headwater.spark.segment import write_frame
+from headwater.spark.width import is_wide
 from headwater.storage.checkpoint import NewSegment, Segment
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def difference(
 
     `only` keeps the rows that the difference is about; all by default.
     """
-    reader = core.reader(schema)
+    wide = is_wide([*present, *copy])
+    reader = core.reader(schema, wide=wide)
     old, new = reader.snapshot(present), reader.snapshot(copy)
     if only is not None:
         old, new = only(old), only(new)
@@ -55,6 +57,7 @@ def difference(
         kind="delta",
         vnode_count=core.vnode_count,
         seq_base=core.sequence.take(SEQ_BLOCK),
+        wide=wide,
     )
 
 

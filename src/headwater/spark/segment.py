@@ -1,4 +1,4 @@
-"""Bulk writing of segments with Spark's own Parquet writer, and the vnode as a Spark expression.
+"""Bulk writing of segments, and what the vnode and the file format are in Spark's own terms.
 
 Same file format as `storage/segments.py`; the rule of the vnode is in `model/vnode.py`.
 """
@@ -15,6 +15,7 @@ from headwater.errors import UsageError
 from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, VNODE, Schema, quoted
 from headwater.model.schema import Column as SchemaColumn
 from headwater.model.vnode import FLOAT_LIMIT, KEY_SEPARATOR
+from headwater.spark.row_writer import RowWriter, writable, write_rows
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import DataDir, segment_folder
 
@@ -67,15 +68,19 @@ def write_frame(
     vnode_count: int,
     seq_base: int,
     is_change: bool = True,
-    by_vnode_only: bool = False,
+    wide: bool = False,
 ) -> list[NewSegment]:
     """Write a DataFrame (the table's columns, optionally `_op` and `_seq`) as segments: one Spark job.
 
-    `by_vnode_only` leaves the order of keys inside a vnode to the next compaction: Spark sorts by one number four times
-    faster than by a number and a key.
+    By Python workers (`row_writer.py`); by Spark's own writer where the types want it, or the rows are `wide`.
     """
     columns = [F.col(quoted(c.name)).cast(c.type).alias(c.name) for c in schema.columns]
     op = F.col(OP).cast("tinyint") if OP in frame.columns else F.lit(OP_UPSERT).cast("tinyint")
+    if writable(schema) and not wide:
+        own = [F.col(SEQ)] if SEQ in frame.columns else []
+        folder = segment_folder(table_id)
+        writer = RowWriter(data_dir, table_id, schema, vnode_count, seq_base, folder, kind, is_change)
+        return write_rows([(frame.select(*columns, op.alias(OP), *own), writer)])[table_id]
     if SEQ in frame.columns:
         seq = F.col(SEQ)
     elif kind == "base":
@@ -85,7 +90,7 @@ def write_frame(
     vnode = vnode_expression(schema.key_columns, vnode_count)
     rows = frame.select(*columns, op.alias(OP), seq.alias(SEQ))
     rows = rows.select(*[quoted(c.name) for c in schema.columns], vnode.alias(VNODE), OP, SEQ)
-    rows = rows.sortWithinPartitions(VNODE, *([] if by_vnode_only else [quoted(k) for k in schema.key]))
+    rows = rows.sortWithinPartitions(VNODE, *[quoted(k) for k in schema.key])
     return write_sorted(rows, data_dir, table_id, kind=kind, is_change=is_change)
 
 

@@ -31,7 +31,9 @@ SETTINGS: Final[dict[str, str]] = {
     # Files are listed one by one from the meta store: listing them must never become a Spark job of its own.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # No bound in bytes: `width.py` says why, and what is done for wide rows.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "8192",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",
@@ -125,29 +127,43 @@ INTERPRETED: Final[dict[str, str]] = {
 }
 
 
-_quick: dict[tuple[SparkSession, int, bool], SparkSession] = {}
+CAREFUL: Final[dict[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024)}
+
+
+_beside: dict[tuple[SparkSession, frozenset[tuple[str, str]]], SparkSession] = {}
 _preparing: dict[SparkSession, Callable[[SparkSession, SparkSession], None]] = {}
 
 
-def quick_session(session: SparkSession, partitions: int, *, interpreted: bool = False) -> SparkSession:
+def quick_session(
+    session: SparkSession, partitions: int, *, interpreted: bool = False, careful: bool = False
+) -> SparkSession:
     """A session beside the given one, for small work: no adaptive execution, so many partitions after a shuffle.
 
-    `interpreted`: nothing is compiled, which for a few thousand rows takes longer than the rows.
+    `interpreted`: nothing is compiled, which for a few thousand rows takes longer than the rows. `careful`: see there.
     """
-    key = (session, partitions, interpreted)
-    found = _quick.get(key)
+    more = {**(INTERPRETED if interpreted else {}), **(CAREFUL if careful else {})}
+    return _session_beside(session, {**QUICK, **more, "spark.sql.shuffle.partitions": str(partitions)})
+
+
+def careful_session(session: SparkSession) -> SparkSession:
+    """A session beside the given one that bounds what goes to Python in bytes, for wide rows."""
+    return _session_beside(session, CAREFUL)
+
+
+def _session_beside(session: SparkSession, settings: dict[str, str]) -> SparkSession:
+    key = (session, frozenset(settings.items()))
+    found = _beside.get(key)
     if found is None:
         found = session.newSession()
-        settings = {**QUICK, **(INTERPRETED if interpreted else {}), "spark.sql.shuffle.partitions": str(partitions)}
         for name, value in settings.items():
             found.conf.set(name, value)
         if prepare := _preparing.get(session):
             prepare(session, found)
-        _quick[key] = found
+        _beside[key] = found
     return found
 
 
-def quick_sessions(session: SparkSession, prepare: Callable[[SparkSession, SparkSession], None]) -> list[SparkSession]:
+def sessions_beside(session: SparkSession, prepare: Callable[[SparkSession, SparkSession], None]) -> list[SparkSession]:
     """Those that there are; later ones are prepared by the function before anybody has them."""
     _preparing[session] = prepare
-    return [quick for (of, *_), quick in _quick.items() if of is session]
+    return [found for (of, _), found in _beside.items() if of is session]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from headwater import errors
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, quoted
+from headwater.spark.batches import gathered, map_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class TaskInfo:
 
 
 SinkTask = Callable[[Iterator[pa.RecordBatch], TaskInfo], dict[str, Any]]
+# What a task gets at once: what it does for a batch, a statement or a file, is worth so many rows.
+TASK_ROWS: Final = 65_536
+TASK_BYTES: Final = 16 * 1024 * 1024
 
 
 def run_tasks(df: DataFrame, task: SinkTask, *, commits: bool = False) -> list[dict[str, Any]]:
@@ -42,9 +46,9 @@ def run_tasks(df: DataFrame, task: SinkTask, *, commits: bool = False) -> list[d
     unforeseen = IndeterminateError if commits else TransientError
 
     def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"result": [_guarded(task, batches, unforeseen)]})
+        yield pa.RecordBatch.from_pydict({"result": [_guarded(task, _larger(batches), unforeseen)]})
 
-    rows = df.mapInArrow(partition, "result STRING").collect()
+    rows = map_batches(df, partition, "result STRING").collect()
     results = [json.loads(row.result) for row in rows]
     failed = [r["error"] for r in results if "error" in r]
     if failed:
@@ -53,6 +57,11 @@ def run_tasks(df: DataFrame, task: SinkTask, *, commits: bool = False) -> list[d
         failed.sort(key=lambda e: (e["type"] != "IndeterminateError", e["type"] == "TransientError"))
         raise _rebuild(failed[0])
     return sorted(results, key=lambda r: int(r["partition"]))
+
+
+def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows in gathered(batches, TASK_ROWS, TASK_BYTES):
+        yield from rows.combine_chunks().to_batches()
 
 
 def _guarded(task: SinkTask, batches: Iterator[pa.RecordBatch], unforeseen: type[HeadwaterError]) -> str:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from headwater.backfill.cdc.mark import split_index
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.model.schema import ROW_NO, Schema, quoted
+from headwater.spark.batches import map_batches
 from headwater.spark.capture import typed_bounds
 
 
@@ -43,7 +44,7 @@ def _numbered(
             split = pa.array(split_index(columns, edges), pa.int64())
             yield pa.RecordBatch.from_arrays([split, batch.column("_hash")], names=["_split", "_hash"])
 
-    return frame.mapInArrow(work, "_split bigint, _hash bigint")
+    return map_batches(frame, work, "_split bigint, _hash bigint")
 
 
 def in_splits(
@@ -57,4 +58,4 @@ def in_splits(
             columns = [batch.column(n).cast(plan.arrow_type) for n, plan in zip(names, key, strict=True)]
             yield batch.filter(pa.array(np.isin(split_index(columns, edges), wanted)))
 
-    return lambda frame: frame.mapInArrow(work, frame.schema)
+    return lambda frame: map_batches(frame, work, frame.schema)

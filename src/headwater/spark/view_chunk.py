@@ -108,7 +108,7 @@ def chunk_segments(
     with explained("VIEW_FAILED"):
         if first or plan.strategy is Strategy.ROWWISE:
             sources[driving] = Source(FrameText(number, state.schema, False), {f"{number}_after": chunk})
-            return write_view(core, view, initial(core.spark, plan, sources), kind="base", tasks=tasks)
+            return write_view(core, view, inputs, initial(core.spark, plan, sources), kind="base", tasks=tasks)
         frames: dict[str, Callable[[], DataFrame]] = {
             f"{number}_before": _rows(core, state, begin),
             f"{number}_after": _rows(core, state, finish),
@@ -117,7 +117,7 @@ def chunk_segments(
         }
         sources[driving] = Source(FrameText(number, state.schema, True), frames)
         current = segment_source(core.reader(view.schema), "current", view)
-        return write_view(core, view, refresh(core.spark, plan, sources, current), kind="delta", tasks=tasks)
+        return write_view(core, view, inputs, refresh(core.spark, plan, sources, current), kind="delta", tasks=tasks)
 
 
 def _rows(core: Any, state: TableState, where: Column, tasks: int | None = None) -> Callable[[], DataFrame]:

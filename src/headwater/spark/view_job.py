@@ -16,12 +16,13 @@ from pyspark.sql import functions as F
 from headwater.model.schema import VNODE, Schema
 from headwater.runtime.tables import InputLog, TableState, ViewState
 from headwater.spark.query import explained
+from headwater.spark.row_writer import RowWriter, writable, write_rows
 from headwater.spark.segment import segment_query, write_frame, write_sorted
 from headwater.spark.session import quick_session
 from headwater.spark.table import TableReader
 from headwater.spark.view import Source, initial, refresh
 from headwater.spark.view_input import segment_source
-from headwater.spark.view_rows import RowWriter, writable, write_rows
+from headwater.spark.width import is_wide, may_grow
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import segment_folder
 from headwater.view.plan import Strategy, ViewPlan
@@ -121,14 +122,21 @@ def _quick(core: Any, works: Sequence[tuple[ViewState, Inputs]], *, tiny: bool) 
     # What an aggregate gives is small; touched keys may be many more than the changes.
     aggregates = all(_plan(view).strategy is Strategy.ALGEBRAIC for view, _ in works)
     partitions = 1 if aggregates or tiny else max(2, core.slots // 2)
-    return quick_session(core.spark, partitions, interpreted=tiny)
+    careful = any(may_be_wide(view, inputs) for view, inputs in works)
+    return quick_session(core.spark, partitions, interpreted=tiny, careful=careful)
+
+
+def may_be_wide(view: ViewState, inputs: Inputs) -> bool:
+    """Whether rows of a view's change may be."""
+    read = [view.segments, *(s for state, log in inputs.values() for s in (state.segments, log.log))]
+    return may_grow(_plan(view).sql) or any(is_wide(segments) for segments in read)
 
 
 def initial_segments(core: Any, view: ViewState, inputs: Inputs, tasks: int | None = None) -> list[NewSegment]:
     """The rows of a new view over its inputs' present segments (`view_chunk.py`: of a part of them)."""
     with explained("VIEW_FAILED"):
         frame = initial(core.spark, _plan(view), _sources(core.reader, as_created(view, inputs)))
-        return write_view(core, view, frame, kind="base", tasks=tasks)
+        return write_view(core, view, inputs, frame, kind="base", tasks=tasks)
 
 
 def at_most(frame: DataFrame, tasks: int | None) -> DataFrame:
@@ -136,7 +144,9 @@ def at_most(frame: DataFrame, tasks: int | None) -> DataFrame:
     return frame if tasks is None else frame.coalesce(tasks)
 
 
-def write_view(core: Any, view: ViewState, frame: DataFrame, kind: str, tasks: int | None = None) -> list[NewSegment]:
+def write_view(
+    core: Any, view: ViewState, inputs: Inputs, frame: DataFrame, kind: str, tasks: int | None = None
+) -> list[NewSegment]:
     seq_base = core.sequence.take(1 << 39)
     return write_frame(
         at_most(frame, tasks),
@@ -146,4 +156,5 @@ def write_view(core: Any, view: ViewState, frame: DataFrame, kind: str, tasks: i
         kind=kind,
         vnode_count=core.vnode_count,
         seq_base=seq_base,
+        wide=may_be_wide(view, inputs),
     )

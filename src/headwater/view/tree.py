@@ -2,7 +2,7 @@
 
 Every column has an internal name that is unique in the tree, so joins never see two columns of one name, and operators
 below an aggregate only ever *add* columns: what identifies a row is still there at the top. Expressions are sqlglot
-expressions over internal columns. `lower.py` builds the tree, `spark/view_rows.py` runs it.
+expressions over internal columns. `lower.py` builds the tree, `spark/view.py` runs it.
 
 Of each node N:
   part    columns that partition N: the rows of N whose part is in a set K depend only on what a restriction of the

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from headwater.connectors.postgres import sink_sql as texts
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
-from headwater.model.schema import Column
+from headwater.model.schema import OP, Column
 from headwater.sink.base import LOGIN_HINT, UNREACHABLE_HINT, BaseSink
 from headwater.sink.dead_letters import letters_of
 from headwater.sink.options import Option, SinkOptions
@@ -43,6 +43,7 @@ CONNECT_TIMEOUT_S: Final = 10
 # Longer than any merge of a batch of the default size; a dead peer is noticed by keep-alives before that.
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 ANALYZE_FROM_ROWS: Final = 10_000
+MERGE_FROM_VERSION: Final = 150000
 ABORT_WAIT_S: Final = 10  # tasks of a cancelled job end in that time; a dropped sink has no later `prepare` to clean up
 PREDECESSOR_WAIT_S: Final = 15  # how long a claim lets a commit that is under way finish
 LOCKED: Final = "55P03"
@@ -118,8 +119,8 @@ class PostgresSink(BaseSink):
         task = copy_task(
             sink=self.name,
             connect=connector(self.options),
-            statement=self.names.copy_stage(token.payload["stage"]),
-            columns=self.column_names,
+            statement=self.names.copy_stage(token.payload["stage"], upsert=self.upsert),
+            columns=(*self.column_names, OP) if self.upsert else self.column_names,
             arrays=frozenset(token.payload["arrays"]),
             dead_letters=self.dead_letter_prefix(token),
         )
@@ -172,10 +173,28 @@ class PostgresSink(BaseSink):
 
     def _merge(self, cursor: psycopg.Cursor[Any], stage: str, token: Token) -> None:
         attempts = {"attempts": list(token.payload["attempts"])}
+
+        def run(*statements: Any) -> None:
+            for statement in statements:
+                cursor.execute(statement, attempts)
+
+        if not self.upsert:
+            run(self.names.append(stage))
+            return
         if token.rows >= ANALYZE_FROM_ROWS:
             cursor.execute(self.names.analyze(stage))
-        for statement in self.names.merge(stage, upsert=self.upsert, unique=self._has_unique_key(cursor)):
-            cursor.execute(statement, attempts)
+        if any(c.nullable for c in self.columns if c.name in self.key):
+            run(self.names.prepare_null_keys(stage))
+        if not self._has_unique_key(cursor):
+            run(*self.names.replace(stage))
+        elif cursor.connection.info.server_version < MERGE_FROM_VERSION:
+            run(*self.names.upsert(stage))
+        else:
+            try:
+                with cursor.connection.transaction():
+                    run(self.names.merge(stage))
+            except psycopg.errors.UniqueViolation:
+                run(*self.names.upsert(stage))
 
     def _has_unique_key(self, cursor: psycopg.Cursor[Any]) -> bool:
         cursor.execute(texts.UNIQUE_KEYS, (self.schema, self.table))
@@ -205,7 +224,7 @@ class PostgresSink(BaseSink):
             return
         cursor.execute(texts.CHECKS, {"schema": self.schema, "table": self.table, "columns": list(self.column_names)})
         for (condition,) in cursor.fetchall():
-            cursor.execute(self.names.add_check(stage, str(condition)))
+            cursor.execute(self.names.add_check(stage, str(condition), upsert=self.upsert))
 
     def _lock_progress(self, cursor: psycopg.Cursor[Any]) -> Progress | None:
         cursor.execute(self.names.lock_progress(), (self.name,))

@@ -172,14 +172,17 @@ class Names:
             self.target,
         )
 
-    def add_check(self, stage: str, condition: str) -> Composed:
+    def add_check(self, stage: str, condition: str, *, upsert: bool) -> Composed:
         """A condition of the target, as the server itself spells it; a delete has only its key."""
+        if not upsert:
+            return SQL("ALTER TABLE {} ADD CHECK ({})").format(Identifier(self.schema, stage), SQL(condition))
         return SQL("ALTER TABLE {} ADD CHECK ({} = {} OR ({}))").format(
             Identifier(self.schema, stage), Identifier(STAGE_OP), sql.Literal(OP_DELETE), SQL(condition)
         )
 
-    def copy_stage(self, stage: str) -> str:
-        columns = _list((*self.columns, STAGE_OP, STAGE_ATTEMPT))
+    def copy_stage(self, stage: str, *, upsert: bool) -> str:
+        """An append-only batch needs no `_hw_op`: all its rows are new."""
+        columns = _list((*self.columns, *((STAGE_OP,) if upsert else ()), STAGE_ATTEMPT))
         statement = SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(Identifier(self.schema, stage), columns)
         return statement.as_string(None)
 
@@ -189,17 +192,50 @@ class Names:
     def drop(self, stage: str) -> Composed:
         return SQL("DROP TABLE IF EXISTS {}").format(Identifier(self.schema, stage))
 
-    def merge(self, stage: str, *, upsert: bool, unique: bool) -> list[Composed]:
-        """Staging into the target. Without a unique key over the sink key, replaced rows are deleted first."""
-        if not upsert:
-            return [self._insert(stage, SQL(""))]
-        statements = [self._delete(stage, SQL("s.{} = {}").format(Identifier(STAGE_OP), sql.Literal(OP_DELETE)))]
-        if not unique:
-            return [self._delete(stage, SQL("true")), self._delete_null_keys(stage), self._insert(stage, SQL(""))]
-        # `=` and ON CONFLICT do not find NULL keys everywhere; rows with one are few and go by IS NOT DISTINCT FROM.
-        statements.append(self._delete_null_keys(stage))
-        statements.append(self._insert(stage, self._on_conflict()))
-        return statements
+    def append(self, stage: str) -> Composed:
+        return self._insert(stage, SQL("true"), SQL(""))
+
+    def prepare_null_keys(self, stage: str) -> Composed:
+        """Before `merge` and `upsert`, which find a key by `=`: rows whose key has a NULL are few, and are deleted."""
+        same = SQL(" AND ").join(
+            SQL("t.{} IS NOT DISTINCT FROM s.{}").format(Identifier(k), Identifier(k)) for k in self.key
+        )
+        has_null = SQL(" OR ").join(SQL("s.{} IS NULL").format(Identifier(k)) for k in self.key)
+        return self._delete_where(stage, same, SQL("({})").format(has_null))
+
+    def merge(self, stage: str) -> Composed:
+        """From version 15 on: twice as fast as ON CONFLICT. Another's insert of the same key meanwhile fails it."""
+        others = [c for c in self.columns if c not in self.key]
+        sets = [SQL("{} = s.{}").format(Identifier(c), Identifier(c)) for c in others]
+        return SQL(
+            "MERGE INTO {} t USING (SELECT * FROM {} WHERE {} = ANY(%(attempts)s)) s ON {}"
+            " WHEN MATCHED AND s.{} = {} THEN DELETE WHEN MATCHED THEN {}"
+            " WHEN NOT MATCHED AND s.{} = {} THEN INSERT ({}) OVERRIDING SYSTEM VALUE VALUES ({})"
+        ).format(
+            self.target,
+            Identifier(self.schema, stage),
+            Identifier(STAGE_ATTEMPT),
+            self._same_key(),
+            Identifier(STAGE_OP),
+            sql.Literal(OP_DELETE),
+            SQL("UPDATE SET {}").format(SQL(", ").join(sets)) if sets else SQL("DO NOTHING"),
+            Identifier(STAGE_OP),
+            sql.Literal(OP_UPSERT),
+            _list(self.columns),
+            SQL(", ").join(SQL("s.{}").format(Identifier(c)) for c in self.columns),
+        )
+
+    def upsert(self, stage: str) -> list[Composed]:
+        """The same for older servers, and where others write to the target too."""
+        deleted = SQL("s.{} = {}").format(Identifier(STAGE_OP), sql.Literal(OP_DELETE))
+        return [self._delete(stage, deleted), self._insert(stage, self._live(), self._on_conflict())]
+
+    def replace(self, stage: str) -> list[Composed]:
+        """Where the target has no unique key over the sink key: rows are deleted before they come anew."""
+        return [self._delete(stage, SQL("true")), self._insert(stage, self._live(), SQL(""))]
+
+    def _live(self) -> Composed:
+        return SQL("s.{} = {}").format(Identifier(STAGE_OP), sql.Literal(OP_UPSERT))
 
     def _on_conflict(self) -> Composed:
         others = [c for c in self.columns if c not in self.key]
@@ -207,32 +243,25 @@ class Names:
         action = SQL("DO UPDATE SET {}").format(SQL(", ").join(sets)) if sets else SQL("DO NOTHING")
         return SQL(" ON CONFLICT ({}) {}").format(_list(self.key), action)
 
-    def _insert(self, stage: str, conflict: Composed | SQL) -> Composed:
+    def _insert(self, stage: str, condition: Composed | SQL, conflict: Composed | SQL) -> Composed:
         columns = _list(self.columns)
         return SQL(
-            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} s"
-            " WHERE s.{} = {} AND s.{} = ANY(%(attempts)s){}"
+            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} s WHERE {} AND s.{} = ANY(%(attempts)s){}"
         ).format(
             self.target,
             columns,
             columns,
             Identifier(self.schema, stage),
-            Identifier(STAGE_OP),
-            sql.Literal(OP_UPSERT),
+            condition,
             Identifier(STAGE_ATTEMPT),
             conflict,
         )
 
     def _delete(self, stage: str, condition: Composed | SQL) -> Composed:
-        same = SQL(" AND ").join(SQL("t.{} = s.{}").format(Identifier(k), Identifier(k)) for k in self.key)
-        return self._delete_where(stage, same, condition)
+        return self._delete_where(stage, self._same_key(), condition)
 
-    def _delete_null_keys(self, stage: str) -> Composed:
-        same = SQL(" AND ").join(
-            SQL("t.{} IS NOT DISTINCT FROM s.{}").format(Identifier(k), Identifier(k)) for k in self.key
-        )
-        has_null = SQL(" OR ").join(SQL("s.{} IS NULL").format(Identifier(k)) for k in self.key)
-        return self._delete_where(stage, same, SQL("({})").format(has_null))
+    def _same_key(self) -> Composed:
+        return SQL(" AND ").join(SQL("t.{} = s.{}").format(Identifier(k), Identifier(k)) for k in self.key)
 
     def _delete_where(self, stage: str, same: Composed, condition: Composed | SQL) -> Composed:
         return SQL("DELETE FROM {} t USING {} s WHERE {} AND {} AND s.{} = ANY(%(attempts)s)").format(

@@ -15,7 +15,6 @@ import psycopg
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
-from headwater.model.schema import OP
 from headwater.sink.dead_letters import DeadLetters
 from headwater.sink.encode import array_literal, flat, hex_text, json_text, plain_text
 
@@ -34,7 +33,7 @@ def copy_task(
     """The task for `run_tasks`. `arrays` are the columns that are arrays in the target, others of a list type are
     JSON.
     """
-    names = [*columns, OP]
+    names = list(columns)
 
     def task(batches: Iterator[Any], info: Any) -> dict[str, Any]:
         from headwater.connectors.postgres.sink import translate

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headwater.model.schema import Column, Schema
-from headwater.spark import view_rows
-from headwater.spark.view_rows import FULL, RowWriter, writable
+from headwater.spark import row_writer
+from headwater.spark.row_writer import FULL, RowWriter, writable
 from headwater.storage.files import DataDir
 from headwater.storage.segments import read_segments
 
@@ -29,7 +29,7 @@ def batch(values: range) -> pa.RecordBatch:
 def test_a_task_writes_bounded_segments_into_its_jobs_folder_with_growing_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_rows, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr(row_writer, "SEGMENT_ROWS", 10)
     found = list(writer(tmp_path)(iter([batch(range(0)), batch(range(12)), batch(range(12, 15))])))
     rows = [r for b in found for r in b.to_pylist()]
     assert [(r["table_id"], r["rows"], r["error"]) for r in rows] == [(7, 12, None), (7, 3, None)]
@@ -45,7 +45,7 @@ def test_a_full_disk_is_told_and_not_taken_for_a_failing_function(
     def full(*_args: object, **_more: object) -> Iterator[None]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(view_rows, "write_segment", full)
+    monkeypatch.setattr(row_writer, "write_segment", full)
     (told,) = list(writer(tmp_path)(iter([batch(range(3))])))
     assert told.to_pylist()[0]["error"] == FULL
 
