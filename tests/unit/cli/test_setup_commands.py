@@ -30,6 +30,13 @@ def test_written_file_parses_to_the_source_and_its_tables() -> None:
     assert (other.name, other.external) == ("crm_orders", "crm.orders")
 
 
+def test_the_source_is_called_after_its_database_and_tables_keep_their_names() -> None:
+    source, table = parse(pipeline_text({**OPTIONS, "database.name": "shop"}, [FoundTable("public.shop", 1, ("id",))]))
+    assert isinstance(source, s.CreateSource)
+    assert isinstance(table, s.CreateTableFrom)
+    assert (source.name, table.name, table.source) == ("shop_2", "shop", "shop_2")
+
+
 def test_table_that_cannot_be_captured_is_a_comment_with_its_reason() -> None:
     table = FoundTable("public.log", 10, (), "table public.log has no primary key")
     assert len(written(table)) == 1
