@@ -75,7 +75,8 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         if self._thread is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            with contextlib.suppress(RuntimeError):  # the engine came down by itself, and its loop is closed already
+                self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(timeout=STOP_LIMIT_S)
 
     @property
