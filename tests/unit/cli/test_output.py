@@ -38,6 +38,8 @@ def test_a_table_lines_up_and_counts(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "id\n--\n10\n(1 row)\n"
     print_result({"columns": ["id"], "rows": []}, "table")
     assert capsys.readouterr().out.endswith("(0 rows)\n")
+    print_result({"columns": ["a", "b"], "rows": [{"a": "x\ny", "b": 1}, {"a": "", "b": 2}]}, "table")
+    assert capsys.readouterr().out == "a  b\n-  -\nx  1\ny\n   2\n(2 rows)\n"
 
 
 @pytest.mark.parametrize(
