@@ -37,6 +37,7 @@ app = typer.Typer(
     help="Keeps tables, materialized views and sinks in step with live databases.",
 )
 POLL_S: Final = 0.5
+WIDE: Final = 1000
 
 DataDir = Annotated[
     Path,
@@ -287,7 +288,8 @@ def status(
     if as_json:
         sys.stdout.write(json.dumps(found, ensure_ascii=False, default=str) + "\n")
         return
-    Console().print(status_table(found))
+    # Piped somewhere, a line is as long as it is.
+    Console(width=None if sys.stdout.isatty() else WIDE).print(status_table(found))
     for error in found["errors"][-5:]:
         sys.stderr.write(f"{error['at']} {error['name']}: [{error['code']}] {error['message']}\n")
 
