@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import thread as executors
 from typing import Final, NoReturn
 
 import typer
@@ -60,7 +61,9 @@ def _other_error(error: Exception) -> int:
 def _leave(code: int) -> NoReturn:
     """End the process. A thread that waits for a server that does not answer must not hold it: nobody needs it now."""
     until = time.monotonic() + LAST_THREADS_S
-    others = [t for t in threading.enumerate() if t is not threading.current_thread() and not t.daemon]
+    # Python waits at its end for the threads of executors too, which are daemons where a daemon has made them.
+    pooled = set(executors._threads_queues)
+    others = [t for t in threading.enumerate() if t is not threading.main_thread() and (not t.daemon or t in pooled)]
     for thread in others:
         thread.join(max(0.0, until - time.monotonic()))
     if any(thread.is_alive() for thread in others):

@@ -7,14 +7,17 @@ import sys
 import time
 
 PROGRAM = """
-import time, typer
+import threading, time, typer
 from concurrent.futures import ThreadPoolExecutor
 from headwater.cli import main
 from headwater.cli.commands import app
 
 @app.command()
 def stuck():
-    ThreadPoolExecutor(1).submit(time.sleep, 60)
+    # As the engine's: made by a daemon, and so daemons, for which Python waits all the same.
+    maker = threading.Thread(target=lambda: ThreadPoolExecutor(1).submit(time.sleep, 60), daemon=True)
+    maker.start()
+    maker.join()
     print("done")
     raise typer.Exit(1)
 
