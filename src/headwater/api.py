@@ -33,6 +33,7 @@ class Table:
         core = self._engine.core
         job = core.registry.find(self.name, "table", "view")
         if epoch is None:
+            core.queries.check_readable(job)
             self._engine.call(core.writes.settle())
             epoch = core.meta.committed_epoch()
         else:

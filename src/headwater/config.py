@@ -34,6 +34,10 @@ PARAMETERS: Final[dict[str, Parameter]] = {
     )
 }
 
+# What spark-submit takes; anything else it refuses with a Java stack trace.
+_MASTER: Final = re.compile(
+    r"local(\[(\*|\d+)(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|(spark|k8s)://.+|yarn"
+)
 _REFERENCE: Final = re.compile(r"\$\{(file:)?([^}]+)\}")
 SECRET_OPTIONS: Final = ("password", "secret", "token", "passphrase", "sasl.jaas.config", "credentials", "access.key")
 
@@ -54,6 +58,16 @@ def parse_parameter(name: str, value: str) -> int:
             hint=f"the default is {parameter.default}",
         )
     return number
+
+
+def check_master(master: str) -> None:
+    """Refuses what Spark does not know as a master, before anything is made."""
+    if not _MASTER.fullmatch(master):
+        raise UsageError(
+            "OPTION_VALUE",
+            f"{master} is not a master of Spark",
+            hint="--master local[*], spark://host:port, yarn or k8s://…",
+        )
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import hashlib
 import logging
 import os
 import random
@@ -26,6 +25,7 @@ from headwater.barrier.coordinator import Actor, Lane
 from headwater.barrier.manager import Progress
 from headwater.barrier.progress import JobProgress
 from headwater.barrier.recovery import ActorFailure
+from headwater.config import check_master
 from headwater.errors import (
     DefiniteError,
     HeadwaterError,
@@ -38,6 +38,7 @@ from headwater.errors import (
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
 from headwater.model.schema import Schema
+from headwater.runtime.applied import AppliedStatements
 from headwater.runtime.capture import Capture
 from headwater.runtime.catalogue import Catalogue
 from headwater.runtime.commands import Commands
@@ -82,6 +83,7 @@ class EngineCore:
     def __init__(self, data_dir: str, *, master: str | None, settings: Mapping[str, str], meta_url: str | None) -> None:
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
+        check_master(self.master)
         self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
         self._lock = lock_directory(self.local_dir)
         try:
@@ -112,6 +114,7 @@ class EngineCore:
         self.queries = Queries(self)
         self.catalogue = Catalogue(self)
         self.commands = Commands(self)
+        self.applied = AppliedStatements(self)
         self.capture = Capture(self)
         self.creating = Creating(self)
         self.delivery = Delivery(self)
@@ -262,6 +265,9 @@ class EngineCore:
 
     def failed(self, lane: str, failure: ActorFailure) -> None:
         error = as_headwater_error(failure.error)
+        if error.code == "RECOVER_REQUESTED":  # nothing went wrong
+            log.info("lane %s recovers: it was asked to", lane)
+            return
         log.warning("lane %s recovers: %s", lane, error, exc_info=failure.error)
         if error.code == "ENGINE_FENCED":
             self.die(error)
@@ -340,15 +346,6 @@ class EngineCore:
     def progress_rows(self) -> list[dict[str, Any]]:
         return progress_rows(self)
 
-    # -- files of statements ----------------------------------------------------------------------------------------
-
-    def applied(self, text: str, times: int) -> bool:
-        """Whether a statement of a file that creates nothing was run so many times on this data directory before."""
-        return int(self.meta.setting(_applied_key(text)) or 0) >= times
-
-    def mark_applied(self, text: str, times: int) -> None:
-        self.meta.set_setting(_applied_key(text), str(times))
-
     def caught_up(self) -> bool:
         """Every job live, every source's committed changes in the tables, every sink with what is committed.
 
@@ -403,10 +400,6 @@ async def _within(limit_s: float, work: Any) -> None:
 def default_master() -> str:
     """All cores, and two slots more: a reader of a table mostly waits for its server, or for its rate limit."""
     return f"local[{(os.cpu_count() or 2) + 2}]"
-
-
-def _applied_key(text: str) -> str:
-    return "applied:" + hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def as_headwater_error(error: BaseException) -> HeadwaterError:

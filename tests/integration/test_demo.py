@@ -71,8 +71,8 @@ def test_init_writes_a_file_that_check_can_read(limited: PostgresServer, tmp_pat
     made = CliRunner().invoke(app, ["init", str(file), *connection_flags(limited, "newcomer", "setup_test")])
     assert made.exit_code == 0, made.output
     text = file.read_text()
-    assert "CREATE TABLE orders (*) FROM source_db TABLE 'public.orders';" in text
-    assert "CREATE TABLE `crm_Contact` (*) FROM source_db TABLE 'crm.Contact';" in text
+    assert "CREATE TABLE orders (*) FROM setup_test TABLE 'public.orders';" in text
+    assert "CREATE TABLE `crm_Contact` (*) FROM setup_test TABLE 'crm.Contact';" in text
     assert "-- public.log cannot be captured" in text
     assert "a-test-password" not in text
     checked = CliRunner().invoke(app, ["check", str(file)])

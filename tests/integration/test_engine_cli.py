@@ -161,10 +161,26 @@ def test_a_meta_store_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     assert "error: [META_STORE_NEWER]" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["pause"], ["drop", "t"], ["resync", "t"], ["dead-letters"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pause"],
+        ["drop", "t"],
+        ["resync", "t"],
+        ["dead-letters"],
+        ["sql", "-c", "SELECT 1"],
+        ["sql", "-c", "SHOW JOBS; SELEC 1"],
+    ],
+)
 def test_a_command_on_a_directory_that_is_not_there_makes_none(tmp_path: Path, arguments: list[str]) -> None:
     done = headwater(*arguments, data_dir=tmp_path / "nosuch")
     assert done.returncode == 2 and "error: [NO_DATA_DIRECTORY]" in done.stderr
+    assert not (tmp_path / "nosuch").exists()
+
+
+def test_a_refused_option_of_run_makes_no_directory(tmp_path: Path) -> None:
+    done = headwater("run", "--master", "nosuch", data_dir=tmp_path / "nosuch")
+    assert done.returncode == 2 and "error: [OPTION_VALUE] nosuch is not a master" in done.stderr
     assert not (tmp_path / "nosuch").exists()
 
 

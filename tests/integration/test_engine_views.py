@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 from headwater import Engine
-from headwater.errors import UsageError
+from headwater.cli.commands import apply_file
+from headwater.errors import TransientError, UsageError
 from headwater.runtime.view_creator import ViewCreator
 
 pytestmark = pytest.mark.spark
@@ -200,6 +201,8 @@ def test_a_creation_that_stands_still_says_why_and_can_be_dropped(engine: Engine
     engine.sql("CREATE MATERIALIZED VIEW held WITH (backfill.rate_limit = 0) AS SELECT id FROM o")
     waiting = "SELECT waiting_for FROM hw_catalog.hw_progress WHERE name = 'held'"
     until(lambda: "rate limit is 0" in repr(rows(engine, waiting)), "it should say what it waits for")
+    with pytest.raises(UsageError, match="VIEW_CREATING"):
+        engine.table("held").df()
     engine.sql("DROP MATERIALIZED VIEW held")
     assert rows(engine, waiting) == []
 
@@ -292,3 +295,22 @@ def test_rows_that_statements_wrote_are_counted(engine: Engine) -> None:
     engine.sql("DELETE FROM counted WHERE id = 1; FLUSH; RECOVER; INSERT INTO counted VALUES (3); FLUSH")
     assert rows(engine, written) == [(4,)]
     engine.sql("DROP TABLE counted")
+
+
+def test_a_statement_of_a_file_whose_mark_was_not_awaited_has_run_if_what_it_changed_is_there(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_states: object) -> None:
+        raise TransientError("ENGINE_GONE", "a crash before the mark")
+
+    engine.sql("CREATE TABLE once (id BIGINT); CREATE TABLE away (id BIGINT)")
+    file = "INSERT INTO once VALUES (1); INSERT INTO once SELECT 2; DELETE FROM once WHERE id = 2; DROP TABLE away"
+    for _ in file.split(";"):  # each run gets one statement further, and loses the engine behind it
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.core.applied, "settle", gone)
+            with pytest.raises(TransientError, match="before the mark"):
+                apply_file(engine, file)
+        engine.sql("FLUSH")
+    apply_file(engine, file)
+    assert rows(engine, "SELECT * FROM once") == [(1,)]
+    engine.sql("DROP TABLE once")

@@ -468,6 +468,26 @@ def test_check_says_the_sql_that_mends_what_is_wrong(db: Db) -> None:
     db.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
+def test_check_of_several_tables_says_statements_that_can_be_run_one_after_the_other(db: Db) -> None:
+    role = f"weak_{db.name}"
+    db.run(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'pw'",
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "CREATE TABLE own (id int PRIMARY KEY)",
+        f"GRANT SELECT ON a, b TO {role}",
+        f"ALTER TABLE own OWNER TO {role}",
+    )
+    config = db.config(username=role, password="pw")
+    fixes = [f.sql_to_fix for f in check_source(config, ["a", "b"]) if not f.ok]
+    assert f'GRANT CREATE ON DATABASE "{db.name}" TO "{role}";' in fixes  # also who owns the tables needs it
+    db.run(*fixes)
+    assert [f.what for f in check_source(config, ["a", "b"]) if not f.ok] == []
+    fixes = [f.sql_to_fix for f in check_source(config, ["own"]) if not f.ok]
+    assert fixes == ['ALTER PUBLICATION "Pub of Headwater" ADD TABLE "public"."own";']  # for the publication's owner
+    db.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
 def test_check_looks_into_an_existing_publication_and_at_columns_that_are_not_streamed(db: Db) -> None:
     db.run(
         "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)",

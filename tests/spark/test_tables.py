@@ -321,10 +321,50 @@ def test_other_dialects_are_translated(engine: EngineProcess) -> None:
     assert engine.sql("SET dialect = 'postgres'; SELECT '7'::int + 1 AS v") == [{"v": 8}]
 
 
+def test_an_array_is_in_the_order_that_is_asked_for(engine: EngineProcess) -> None:
+    rows = "(VALUES (1, 'b', 3), (2, 'a', 1), (3, 'c', 1), (4, NULL, 2), (5, 'd', NULL)) AS t(id, x, k)"
+    assert engine.sql(f"SELECT array_agg(x ORDER BY k, id DESC) AS a FROM {rows}") == [{"a": ["d", "c", "a", "b"]}]
+    query = f"SELECT array_agg(x ORDER BY k DESC NULLS LAST, x) FILTER (WHERE id > 1) AS a FROM {rows}"
+    assert engine.sql(f"SET dialect = 'postgres'; {query}") == [{"a": [None, "a", "c", "d"]}]
+    query = f"SELECT array_agg(DISTINCT k ORDER BY k DESC) AS a FROM {rows}"
+    assert engine.sql(query) == [{"a": [3, 2, 1]}]
+
+
+def test_a_lateral_view_may_stand_before_a_join(engine: EngineProcess) -> None:
+    rows = "(VALUES (1, array(7, 8)), (2, array())) AS t(id, a)"
+    other = "(VALUES (8, 'b'), (9, 'c')) AS u(n, b)"
+    query = f"SELECT id, y, b FROM {rows} LATERAL VIEW explode(a) x AS y FULL JOIN {other} ON n = y"
+    found = engine.sql(f"{query} ORDER BY y NULLS LAST")
+    assert [(r["id"], r["y"], r["b"]) for r in found] == [(1, 7, None), (1, 8, "b"), (None, None, "c")]
+
+
+def test_intervals_are_shown_in_sparks_words(engine: EngineProcess) -> None:
+    months, days = "INTERVAL '1-2' YEAR TO MONTH", "INTERVAL '3 04:05:06' DAY TO SECOND"
+    (row,) = engine.sql(f"SELECT {months} AS m, {days} AS d, array({months}) AS a, make_interval(1, 2) AS i, 7 AS n")
+    assert row == {"m": months, "d": days, "a": [months], "i": "1 years 2 months", "n": 7}
+
+
+def test_system_parameters_go_back_to_their_default(engine: EngineProcess) -> None:
+    value = "SELECT 1; SHOW PARAMETERS"
+    engine.sql("ALTER SYSTEM SET retention_s = 7")
+    assert {r["name"]: r["value"] for r in engine.sql(value)}["retention_s"] == 7
+    engine.sql("ALTER SYSTEM SET retention_s = DEFAULT")
+    assert {r["name"]: r["value"] for r in engine.sql(value)}["retention_s"] == 3600
+    assert refused(engine, "ALTER SYSTEM SET vnode_count = DEFAULT") == "PARAMETER_FIXED"
+    assert refused(engine, "ALTER SYSTEM SET nosuch = DEFAULT") == "UNKNOWN_PARAMETER"
+
+
+def test_a_recovery_that_was_asked_for_is_no_error(engine: EngineProcess) -> None:
+    engine.sql("RECOVER")
+    assert "RECOVER_REQUESTED" not in engine.http.get("/metrics").text
+    assert engine.sql("SELECT * FROM hw_catalog.hw_errors WHERE code = 'RECOVER_REQUESTED'") == []
+
+
 @pytest.mark.parametrize("table", sorted(CATALOGUE))
 def test_catalogue_tables_have_the_columns_of_the_contract(engine: EngineProcess, table: str) -> None:
     answer = engine.http.post("/sql", json={"statement": f"SELECT * FROM hw_catalog.{table}"}).json()
     assert answer["columns"] == CATALOGUE[table].split()
+    assert [r["column"] for r in engine.sql(f"DESCRIBE hw_catalog.{table}")] == CATALOGUE[table].split()
 
 
 def test_catalogue_tells_of_a_table(engine: EngineProcess, name: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import check_secrets, parse_parameter, resolve_secret
+from headwater.config import check_master, check_secrets, parse_parameter, resolve_secret
 from headwater.errors import UsageError
 
 
@@ -22,6 +22,21 @@ def test_parameter_out_of_bounds_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_parameter("barrier_interval_ms", text)
     assert caught.value.code == "PARAMETER_RANGE"
+
+
+@pytest.mark.parametrize("master", ["", "nosuch", "local[x]", "local[2", "spark://", "local-cluster[2]", "spark//h:1"])
+def test_what_is_no_master_of_spark_is_refused(master: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_master(master)
+    assert caught.value.code == "OPTION_VALUE" and "--master local[*]" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[*]", "local[4]", "local[*, 3]", "local-cluster[2, 1, 1024]", "yarn", "spark://h:1", "k8s://h"],
+)
+def test_masters_of_spark_are_taken(master: str) -> None:
+    check_master(master)
 
 
 def test_secret_is_read_from_the_environment_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

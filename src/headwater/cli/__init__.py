@@ -2,6 +2,6 @@
 `output.py` the spelling of results, `live.py` progress in the terminal.
 """
 
-from headwater.cli.commands import main
+from headwater.cli.entry import main
 
 __all__ = ["main"]

@@ -11,7 +11,7 @@ import httpx
 
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.server.endpoint import Endpoint, read_endpoint
-from headwater.storage.location import has_meta_store, require_meta_store
+from headwater.storage.location import require_meta_store
 
 USAGE_STATUS = 400
 HEALTH_S = 5.0
@@ -93,29 +93,29 @@ def running_engine(data_dir: Path) -> Endpoint | None:
 
 
 def only_reads(text: str) -> bool:
-    """Whether statements change nothing; a text that cannot be read is left to the engine to complain about."""
+    """Whether statements change nothing; one that cannot be read ends them, and whoever runs them says so."""
     from headwater.readonly import READING
     from headwater.sql.parser import parse
 
-    try:
+    with contextlib.suppress(HeadwaterError):
         return all(isinstance(x, READING) for x in parse(text))
-    except HeadwaterError:
-        return False
+    return True
 
 
 @contextlib.contextmanager
 def session(data_dir: Path, *, text: str = "", make: bool = False) -> Iterator[Session]:
     """The running engine of a data directory; without one, its committed state for reading, or an engine of our own.
 
-    `make`: a data directory that is not there is made; else it is a mistake to name one.
+    `make`: a data directory that is not there is made for what changes something; else it is a mistake to name one.
     """
     endpoint = running_engine(data_dir)
     if endpoint is not None:
         yield RemoteSession(endpoint)
         return
-    if not make:
+    reads = bool(text) and only_reads(text)
+    if reads or not make:
         require_meta_store(data_dir)
-    if text and only_reads(text) and has_meta_store(data_dir):
+    if reads:
         from headwater.readonly import ReadOnlyEngine
 
         with ReadOnlyEngine(data_dir) as reader:

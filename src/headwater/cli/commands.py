@@ -17,13 +17,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from headwater import __version__
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.input import read_text
 from headwater.cli.live import Reporter, status_table
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
 from headwater.config import parse_parameter, suggestion
-from headwater.errors import HeadwaterError, TransientError, UsageError
+from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
 from headwater.server.endpoint import parse_address
 from headwater.sql import statements as s
@@ -36,6 +37,7 @@ app = typer.Typer(
     help="Keeps tables, materialized views and sinks in step with live databases.",
 )
 POLL_S: Final = 0.5
+WIDE: Final = 1000
 
 DataDir = Annotated[
     Path,
@@ -49,11 +51,20 @@ class Options:
     debug = False
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"headwater {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="show tracebacks")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="logs as JSON lines on stderr")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="log what happens")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
+    ] = False,
 ) -> None:
     Options.debug = debug
     configure_logging(json_lines=log_json, level=logging.INFO if verbose or log_json else logging.ERROR)
@@ -165,8 +176,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 def apply_file(engine: Any, text: str) -> None:
     """Create what is new; a definition that differs is an error; other statements run once per data directory.
 
-    Queries and waiting are for each run. A statement counts as run when it is durable: after a crash it may run again,
-    and is never left out.
+    Queries and waiting are for each run; `runtime/applied.py` has the others.
     """
     dialect, seen = "", Counter[str]()
     for statement in parse(text):
@@ -192,10 +202,9 @@ def apply_file(engine: Any, text: str) -> None:
         else:
             key = " ".join(statement.text.split())
             seen[key] += 1  # the same statement twice in a file is meant twice
-            if not engine.core.applied(key, seen[key]):
-                engine.execute(dialect + statement.text)
-                engine.execute("FLUSH")
-                engine.core.mark_applied(key, seen[key])
+            applied = engine.core.applied
+            if not applied.has_run(statement.text, seen[key]):
+                engine.call(applied.run(statement.text, seen[key], preamble=dialect))
 
 
 _READS: Final = (s.Query, s.Show, s.Describe, s.Explain)
@@ -263,7 +272,10 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="show it again and again")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON on stdout")] = False,
 ) -> None:
-    """How everything stands: jobs, progress, lag, backlogs, errors."""
+    """How everything stands: jobs, progress, lag, backlogs, errors.
+
+    Example: headwater status --watch
+    """
     from rich.console import Console
 
     if watch:
@@ -276,7 +288,8 @@ def status(
     if as_json:
         sys.stdout.write(json.dumps(found, ensure_ascii=False, default=str) + "\n")
         return
-    Console().print(status_table(found))
+    # Piped somewhere, a line is as long as it is.
+    Console(width=None if sys.stdout.isatty() else WIDE).print(status_table(found))
     for error in found["errors"][-5:]:
         sys.stderr.write(f"{error['at']} {error['name']}: [{error['code']}] {error['message']}\n")
 
@@ -290,14 +303,20 @@ def _status(data_dir: Path) -> dict[str, Any]:
 
 @app.command()
 def pause(data_dir: DataDir = DEFAULT_DIR) -> None:
-    """Stop backfill reads, view refresh and delivery; capture and checkpoints go on."""
+    """Stop backfill reads, view refresh and delivery; capture and checkpoints go on.
+
+    Example: headwater pause --data-dir /srv/headwater
+    """
     with session(data_dir) as engine:
         engine.run("PAUSE")
 
 
 @app.command()
 def resume(data_dir: DataDir = DEFAULT_DIR) -> None:
-    """Go on after `pause`."""
+    """Go on after `pause`.
+
+    Example: headwater resume --data-dir /srv/headwater
+    """
     with session(data_dir) as engine:
         engine.run("RESUME")
 
@@ -308,7 +327,10 @@ def drop(
     cascade: Annotated[bool, typer.Option("--cascade", help="and everything that uses it")] = False,
     data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
-    """Drop a source, table, view or sink."""
+    """Drop a source, table, view or sink.
+
+    Example: headwater drop orders --cascade
+    """
     with session(data_dir) as engine:
         found = engine.run("SELECT name, kind FROM hw_catalog.hw_jobs") or {"rows": []}
         kinds = {r["name"].lower(): r["kind"] for r in found["rows"]}
@@ -320,7 +342,10 @@ def drop(
 
 @app.command()
 def resync(table: Annotated[str, typer.Argument(help="a captured table")], data_dir: DataDir = DEFAULT_DIR) -> None:
-    """Copy a captured table anew beside the old one, and apply the difference."""
+    """Copy a captured table anew beside the old one, and apply the difference.
+
+    Example: headwater resync orders
+    """
     with session(data_dir) as engine:
         engine.run(f"RESYNC {quoted(table)}")
         if isinstance(engine, LocalSession):  # this engine is here for the copy; without it nothing would happen
@@ -334,7 +359,10 @@ def verify(
     form: Form = "table",
     data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
-    """Compare a captured table with its source: count and checksum per split, at one position."""
+    """Compare a captured table with its source: count and checksum per split, at one position. Exit code 1: it differs.
+
+    Example: headwater verify orders --repair
+    """
     with session(data_dir) as engine:
         result = engine.run(f"VERIFY {quoted(table)}{' REPAIR' * repair}") or {"columns": [], "rows": []}
         print_result(result, form)
@@ -350,7 +378,10 @@ def rewind(
     to_epoch: Annotated[int, typer.Option("--to-epoch", help="deliver everything after this epoch again")],
     data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
-    """Deliver again from an earlier epoch that is still retained."""
+    """Deliver again from an earlier epoch that is still retained (hw_catalog.hw_epochs has them).
+
+    Example: headwater rewind orders_out --to-epoch 11636563980517376
+    """
     with session(data_dir) as engine:
         engine.run(f"REWIND {quoted(sink)} TO {to_epoch}")
 
@@ -362,7 +393,10 @@ def dead_letters(
     form: Form = "table",
     data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
-    """Rows that targets refused: when, how many, why, and the file that holds them."""
+    """Rows that targets refused: when, how many, why, and the file that holds them.
+
+    Example: headwater dead-letters orders_out --replay
+    """
     if replay and sink is None:
         raise UsageError("SQL_SYNTAX", "--replay takes the name of a sink", hint="headwater dead-letters SINK --replay")
     with session(data_dir, text="" if replay else "SHOW DEAD LETTERS") as engine:
@@ -388,44 +422,13 @@ def demo(
     rows: Annotated[int, typer.Option("--rows", help="orders in the shop at the start")] = 300_000,
     seconds: Annotated[int, typer.Option("--seconds", help="how long the load runs after the backfill")] = 15,
 ) -> None:
-    """A real Postgres under load, a backfill, a view, a sink, a crash, and a verified result."""
+    """A real Postgres under load, a backfill, a view, a sink, a crash, and a comparison. Exit code 0: all is equal.
+
+    Example: headwater demo --keep
+    """
     from headwater.demo import run_demo
 
     raise typer.Exit(run_demo(keep=keep, rows=rows, seconds=seconds))
 
 
 register(app)
-
-
-def main() -> None:
-    """The entry point: errors become one clear text and an exit code."""
-    os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    try:
-        code = app(standalone_mode=False, prog_name="headwater")
-        # Outside of standalone mode `typer.Exit` does not come through: its code is what is returned.
-        sys.exit(code if isinstance(code, int) else 0)
-    except typer.Exit as error:
-        sys.exit(error.exit_code)
-    except HeadwaterError as error:
-        if Options.debug:
-            raise
-        sys.stderr.write(error.render() + "\n")
-        sys.exit(2 if isinstance(error, UsageError) else 1)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(1)
-    except Exception as error:
-        if Options.debug:
-            raise
-        _other_error(error)
-
-
-def _other_error(error: Exception) -> None:
-    # Newer versions of typer bring a click of their own: a usage error is known by what it can do, not by its class.
-    explain = getattr(error, "format_message", None)
-    if explain is not None and getattr(error, "exit_code", None) == 2:
-        path = getattr(getattr(error, "ctx", None), "command_path", "headwater")
-        message = str(explain()).rstrip(".")
-        sys.stderr.write(f"error: [USAGE] {message[:1].lower()}{message[1:]}\n  hint: {path} --help\n")
-        sys.exit(2)
-    sys.stderr.write(f"error: [INTERNAL] {type(error).__name__}\n  hint: run again with --debug for the traceback\n")
-    sys.exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -30,12 +31,21 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
+def _shown(value: Any) -> str:
+    return "NULL" if value is None else str(_cell(value))
+
+
+def _lines(cells: list[str]) -> Iterator[list[str]]:
+    """A row as lines of the table: a text of several lines stays in its column."""
+    parts = [cell.splitlines() or [""] for cell in cells]
+    for i in range(max(map(len, parts), default=0)):
+        yield [part[i] if i < len(part) else "" for part in parts]
+
+
 def _print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
-    cells = [["NULL" if r.get(c) is None else str(_cell(r.get(c))) for c in columns] for r in rows]
-    widths = [max([len(c), *(len(line[i]) for line in cells)]) for i, c in enumerate(columns)]
+    lines = [line for row in rows for line in _lines([_shown(row.get(c)) for c in columns])]
+    widths = [max([len(c), *(len(line[i]) for line in lines)]) for i, c in enumerate(columns)]
     out = sys.stdout.write
-    out("  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip() + "\n")
-    out("  ".join("-" * w for w in widths) + "\n")
-    for line in cells:
+    for line in (columns, ["-" * w for w in widths], *lines):
         out("  ".join(v.ljust(w) for v, w in zip(line, widths, strict=True)).rstrip() + "\n")
     out(f"({len(rows)} row{'' if len(rows) == 1 else 's'})\n")

@@ -276,12 +276,15 @@ def _choose(found: list[FoundTable], names: Iterable[str] | None) -> list[FoundT
 
 def pipeline_text(options: dict[str, str], tables: Sequence[FoundTable]) -> str:
     """The file: a source, its tables, and commented examples of what comes next."""
+    taken: set[str] = set()
+    named = [(_our_name(table.external, taken), table) for table in tables]
+    source = _our_name(options["database.name"], taken)
     lines = [
         "-- A Headwater pipeline. `headwater run` applies it: what exists is left alone, what is new is created.",
         "-- Secrets are references: ${NAME} is read from the environment, ${file:path} from a file, when it is used.",
         "",
         "-- The source. Slot and publication are created if they are not there (`headwater check` says what is wrong).",
-        "CREATE SOURCE source_db WITH (",
+        f"CREATE SOURCE {source} WITH (",
         ",\n".join(f"    {name} = {_text(value)}" for name, value in options.items()),
         ");",
         "",
@@ -289,17 +292,13 @@ def pipeline_text(options: dict[str, str], tables: Sequence[FoundTable]) -> str:
         "--   WITH (backfill.parallelism='4', backfill.num_rows_per_split='100000', snapshot='true')",
         "--   and backfill.rate_limit='10000' (rows/s; unlimited if left out).",
     ]
-    names: set[str] = set()
-    examples: list[tuple[str, FoundTable]] = []
-    for table in tables:
-        name = _our_name(table.external, names)
-        examples += [] if table.problem else [(name, table)]
-        statement = f"CREATE TABLE {name} (*) FROM source_db TABLE {_text(table.external)};"
+    for name, table in named:
+        statement = f"CREATE TABLE {name} (*) FROM {source} TABLE {_text(table.external)};"
         if table.problem:
             lines += [f"-- {table.external} cannot be captured: {table.problem}", f"-- {statement}"]
         else:
             lines.append(statement)
-    return "\n".join([*lines, *_examples(examples), ""])
+    return "\n".join([*lines, *_examples([x for x in named if not x[1].problem]), ""])
 
 
 def _examples(tables: Sequence[tuple[str, FoundTable]]) -> list[str]:
@@ -317,7 +316,7 @@ def _examples(tables: Sequence[tuple[str, FoundTable]]) -> list[str]:
 
 
 def _our_name(external: str, taken: set[str]) -> str:
-    """`orders` for public.orders, `schema_table` for others; a number behind it when that is taken."""
+    """`orders` for public.orders, `schema_table` for others, `shop` for a database; a number behind what is taken."""
     plain = external.replace('"', "").removeprefix("public.").replace(".", "_")
     plain = plain.lstrip("_") or "t"
     name, number = plain, 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headwater.config import suggestion
 from headwater.errors import UsageError
 from headwater.model.epoch import MAX_EPOCH
+from headwater.model.schema import Column
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -42,8 +43,13 @@ TABLES: Final[dict[str, str]] = {
 }
 
 
-def columns_of(table: str) -> list[str]:
-    return [part.split()[0] for part in TABLES[table].split(", ")]
+def columns_of(table: str) -> tuple[Column, ...]:
+    """UsageError if hw_catalog has no such table."""
+    found = TABLES.get(table.lower())
+    if found is None:
+        hint = suggestion(table.lower(), TABLES)
+        raise UsageError("UNKNOWN_TABLE", f"there is no table hw_catalog.{table}", hint=hint)
+    return tuple(Column(name, kind) for name, kind in (part.split(" ") for part in found.split(", ")))
 
 
 class Catalogue:
@@ -63,12 +69,8 @@ class Catalogue:
         }
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        reader = self._rows.get(name.lower())
-        if reader is None:
-            raise UsageError(
-                "UNKNOWN_TABLE", f"there is no table hw_catalog.{name}", hint=suggestion(name.lower(), TABLES)
-            )
-        return reader()
+        columns_of(name)
+        return self._rows[name.lower()]()
 
     def frame(self, name: str) -> Any:
         """A local relation: reading it costs no Spark job."""
@@ -77,8 +79,7 @@ class Catalogue:
         from headwater.model.types import arrow_type
 
         rows = self.rows(name)
-        parts = [p.split(" ") for p in TABLES[name.lower()].split(", ")]
-        fields = [pa.field(n, arrow_type(kind)) for n, kind in parts]
+        fields = [pa.field(c.name, arrow_type(c.type)) for c in columns_of(name)]
         arrays = [pa.array([r.get(f.name) for r in rows], f.type) for f in fields]
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
         return self.core.spark.createDataFrame(table)

@@ -13,14 +13,14 @@ from headwater.errors import UsageError
 from headwater.model.barrier import Mutation, MutationKind
 from headwater.model.epoch import MAX_EPOCH
 from headwater.model.schema import Column, Schema, keyed, quoted
-from headwater.runtime.catalogue import moment
+from headwater.runtime.catalogue import columns_of, moment
 from headwater.runtime.queries import Result, json_value
 from headwater.runtime.registry import schema_of
 from headwater.sql import statements as s
 from headwater.sql.create import check_type, checked
 from headwater.sql.parser import parse
 from headwater.sql.whole_numbers import divide_whole_numbers
-from headwater.storage.checkpoint import Contribution, JobRow
+from headwater.storage.checkpoint import NO_STATES, Contribution, JobRow, States
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -41,6 +41,14 @@ class Commands:
         self.core = core
         self._ddl = asyncio.Lock()
         self._last_id = 0
+        # What these change is committed together with the states that came with them.
+        self._changes: dict[type[s.Statement], Callable[[Any, States], Awaitable[None]]] = {
+            s.Insert: self._write,
+            s.Update: self._write,
+            s.Delete: self._write,
+            s.Drop: self._drop,
+            s.AlterJob: self._alter_job,
+        }
         self._handlers: dict[type[s.Statement], Callable[[Any], Awaitable[Result | None]]] = {
             s.Query: self._query,
             s.CreateTable: self._create_table,
@@ -49,11 +57,6 @@ class Commands:
             s.CreateView: self._create_view,
             s.CreateSink: self._create_sink,
             s.CreateFunction: self._create_function,
-            s.Insert: self._write,
-            s.Update: self._write,
-            s.Delete: self._write,
-            s.Drop: self._drop,
-            s.AlterJob: self._alter_job,
             s.AlterSystem: self._alter_system,
             s.SetVariable: self._set,
             s.Simple: self._simple,
@@ -64,12 +67,12 @@ class Commands:
             s.Explain: self._explain,
         }
 
-    async def execute(self, text: str) -> list[Result | None]:
-        """Run statements in order; the first that fails ends them."""
+    async def execute(self, text: str, states: States = NO_STATES) -> list[Result | None]:
+        """Run statements in order; the first that fails ends them. `states` are committed with what they change."""
         results: list[Result | None] = []
         async for statement in _parsed(text):
             self._divide(statement)
-            results.append(await self.run(statement))
+            results.append(await self.run(statement, states))
         return results
 
     async def frame(self, text: str) -> Any:
@@ -101,7 +104,10 @@ class Commands:
         epoch = self.core.meta.committed_epoch()
         return await self.core.jobs.run("query", "query", lambda: self.core.queries.frame(statement.query, epoch))
 
-    async def run(self, statement: s.Statement) -> Result | None:
+    async def run(self, statement: s.Statement, states: States = NO_STATES) -> Result | None:
+        if (change := self._changes.get(type(statement))) is not None:
+            await change(statement, states)
+            return None
         return await self._handlers[type(statement)](statement)
 
     # -- reading and writing ----------------------------------------------------------------------------------------
@@ -109,14 +115,14 @@ class Commands:
     async def _query(self, statement: s.Query) -> Result:
         return await self.core.queries.run(statement.query)
 
-    async def _write(self, statement: s.Statement) -> None:
+    async def _write(self, statement: s.Statement, states: States) -> None:
         match statement:
             case s.Insert():
-                await self.core.writes.insert(statement)
+                await self.core.writes.insert(statement, states)
             case s.Update():
-                await self.core.writes.update(statement)
+                await self.core.writes.update(statement, states)
             case s.Delete():
-                await self.core.writes.delete(statement)
+                await self.core.writes.delete(statement, states)
 
     # -- CREATE -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +225,7 @@ class Commands:
 
     # -- DROP, ALTER ------------------------------------------------------------------------------------------------
 
-    async def _drop(self, statement: s.Drop) -> None:
+    async def _drop(self, statement: s.Drop, states: States) -> None:
         async with self._ddl:
             if statement.kind == "function":
                 await self.core.functions.drop(statement)
@@ -228,9 +234,9 @@ class Commands:
             if job is None and statement.if_exists:
                 return
             job = self.core.registry.find(statement.name, statement.kind)
-            await self.drop(job, cascade=statement.cascade)
+            await self.drop(job, cascade=statement.cascade, states=states)
 
-    async def drop(self, job: JobRow, *, cascade: bool) -> None:
+    async def drop(self, job: JobRow, *, cascade: bool, states: States = NO_STATES) -> None:
         dependants = self.core.registry.all_dependants(job.id)
         if dependants and not cascade:
             names = ", ".join(d.name for d in dependants)
@@ -245,7 +251,7 @@ class Commands:
             await self.core.creating.cancel(one)
             await self.core.delivery.drop(one)
         extra = await self.core.capture.drop(jobs)
-        contribution = Contribution(jobs_dropped=[j.id for j in jobs])
+        contribution = Contribution(jobs_dropped=[j.id for j in jobs], states=dict(states))
         await self.core.main.request(Mutation(MutationKind.DROP, job.id), contribution)
         for one in jobs:
             self.core.job_progress.pop(one.id, None)
@@ -265,7 +271,7 @@ class Commands:
                     raise UsageError("NOT_CREATING", what, hint="wait until it is live, or DROP it")
                 await self.drop(job, cascade=False)
 
-    async def _alter_job(self, statement: s.AlterJob) -> None:
+    async def _alter_job(self, statement: s.AlterJob, states: States) -> None:
         job = self.core.registry.find(statement.name, statement.kind)
         known = JOB_PROPERTIES[job.kind]
         if statement.property not in known:
@@ -282,7 +288,8 @@ class Commands:
         settings = dict(job.spec.get("settings", {}))
         settings[statement.property.lower()] = value
         kind = MutationKind.RESCALE if "PARALLELISM" in statement.property else MutationKind.THROTTLE
-        contribution = Contribution(job_updates={job.id: {"spec_patch": {"settings": settings}}})
+        patch = {job.id: {"spec_patch": {"settings": settings}}}
+        contribution = Contribution(job_updates=patch, states=dict(states))
         await self.core.main.request(Mutation(kind, job.id), contribution)
         self.core.settings_changed(job.id)
 
@@ -393,7 +400,10 @@ class Commands:
         return rows
 
     async def _describe(self, statement: s.Describe) -> Result:
-        schema = schema_of(self.core.registry.find(statement.name, "table", "view"))
+        if statement.catalogue:
+            schema = keyed(columns_of(statement.name), ())
+        else:
+            schema = schema_of(self.core.registry.find(statement.name, "table", "view"))
         rows = [
             {"column": c.name, "type": c.type, "nullable": c.nullable, "key": c.name in schema.key}
             for c in schema.visible

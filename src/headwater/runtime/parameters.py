@@ -34,8 +34,10 @@ class Parameters:
     def __getitem__(self, name: str) -> int:
         return self._values[name]
 
-    def set(self, name: str, text: str) -> None:
-        value = parse_parameter(name, text)
+    def set(self, name: str, text: str | None) -> None:
+        """None: back to the default."""
+        known = PARAMETERS.get(name)
+        value = known.default if known is not None and text is None else parse_parameter(name, text or "")
         if PARAMETERS[name].fixed:
             raise UsageError("PARAMETER_FIXED", f"{name} cannot change after the data directory was made")
         self._meta.set_setting(f"parameter:{name}", str(value))

@@ -54,11 +54,11 @@ class Queries:
         return await self.core.jobs.run("query", "query", lambda: self.run_blocking(query))
 
     def run_blocking(self, query: exp.Expression) -> Result:
-        from headwater.spark.query import explained
+        from headwater.spark.query import explained, with_plain_intervals
 
         epoch = self.core.meta.committed_epoch()
         with self._reading(epoch), explained():
-            frame = self.frame(query, epoch)
+            frame = with_plain_intervals(self.frame(query, epoch))
             names = unique_names(frame.columns)
             return Result(names, json_rows(frame, names), epoch)
 
@@ -98,10 +98,11 @@ class Queries:
         elif ref.timestamp is not None:
             epoch = self._at_timestamp(job, ref.timestamp)
         else:
-            self._check_readable(job)
+            self.check_readable(job)
         return self.visible(job, epoch, ref.constants)
 
-    def _check_readable(self, job: JobRow) -> None:
+    def check_readable(self, job: JobRow) -> None:
+        """Refuses a view whose rows are not those of the last epoch."""
         if job.kind == "view" and job.state == "creating":
             raise UsageError(
                 "VIEW_CREATING", f"view {job.name} is still being created", hint="WAIT, or see hw_catalog.hw_progress"
@@ -275,8 +276,6 @@ def json_value(value: Any) -> Any:
             return {k: json_value(v) for k, v in value.asDict().items()}
         case list() | tuple():
             return [json_value(v) for v in value]
-        case dt.timedelta():
-            return str(value)
     return str(value)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from headwater.model.schema import Schema
-from headwater.storage.checkpoint import JobRow, NewSegment, Segment
+from headwater.storage.checkpoint import JobRow, NewSegment, Segment, States
 
 AnySegment = Segment | NewSegment
 
@@ -26,7 +24,7 @@ class Batch:
     rows: int = 0
     kind: str = "delta"
     segments: tuple[NewSegment, ...] = ()
-    states: Mapping[tuple[int, str], Any] = field(default_factory=dict)
+    states: States = field(default_factory=dict)
 
 
 @dataclass(slots=True)

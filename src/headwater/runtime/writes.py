@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch
 from headwater.sql import statements as s
 from headwater.sql.binding import table_names
-from headwater.storage.checkpoint import Contribution, NewSegment
+from headwater.storage.checkpoint import Contribution, NewSegment, States
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -55,19 +55,21 @@ class Writes:
 
     # -- statements -------------------------------------------------------------------------------------------------
 
-    async def insert(self, statement: s.Insert) -> None:
+    async def insert(self, statement: s.Insert, states: States) -> None:
         job = self._target(statement.table)
         schema = schema_of(job)
         columns = self._insert_columns(schema, statement.columns)
         async with self.lock(job.id):
             if await asyncio.to_thread(_is_inline, statement.query):  # a walk through every value of a long list
-                await self._insert_values(job.id, schema, columns, statement.query)
+                rows = await self._values(schema, columns, statement.query)
+                await self.stage(job.id, schema, rows, states)
             else:
                 if table_names(statement.query):
                     await self.settle()
-                await self._insert_query(job.id, schema, columns, statement.query)
+                segments = await self._query_segments(job.id, schema, columns, statement.query)
+                self.hand_over(job.id, segments, states)
 
-    async def update(self, statement: s.Update) -> None:
+    async def update(self, statement: s.Update, states: States) -> None:
         job = self._target(statement.table)
         schema = schema_of(job)
         names = {c.name.lower(): c for c in schema.visible}
@@ -83,15 +85,19 @@ class Writes:
             await self.settle()
             rows = self._selection(statement.alias, schema, changes, statement.where, job.id)
             moves = any(k in changes for k in schema.key)
-            await self._bulk(job.id, schema, rows[0], lambda: self._update_frame(rows, schema, moves))
+            segments = await self._segments(
+                job.id, schema, rows[0], lambda: self._update_frame(rows, schema, moves), "delta"
+            )
+            self.hand_over(job.id, segments, states)
 
-    async def delete(self, statement: s.Delete) -> None:
+    async def delete(self, statement: s.Delete, states: States) -> None:
         job = self._target(statement.table)
         schema = schema_of(job)
         async with self.lock(job.id):
             await self.settle()
             rows = self._selection(statement.alias, schema, {}, statement.where, job.id)
-            await self._bulk(job.id, schema, rows[0], lambda: self._delete_frame(rows, schema))
+            segments = await self._segments(job.id, schema, rows[0], lambda: self._delete_frame(rows, schema), "delta")
+            self.hand_over(job.id, segments, states)
 
     # -- pieces -----------------------------------------------------------------------------------------------------
 
@@ -124,15 +130,15 @@ class Writes:
             raise UsageError("NOT_NULL", f"column {missing[0]} must have a value")
         return found
 
-    async def _insert_values(self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression) -> None:
+    async def _values(self, schema: Schema, columns: list[Column], query: exp.Expression) -> pa.Table:
         def evaluate() -> pa.Table:
             from headwater.spark.query import rows_of_values
 
             return rows_of_values(self.core.spark, query, columns, schema)
 
-        await self.stage(table_id, schema, await self.core.jobs.run("query", "insert", evaluate))
+        return await self.core.jobs.run("query", "insert", evaluate)
 
-    async def stage(self, table_id: int, schema: Schema, rows: pa.Table) -> None:
+    async def stage(self, table_id: int, schema: Schema, rows: pa.Table, states: States) -> None:
         """Acknowledge rows (all of the table's columns and `_op`): the next barrier takes them."""
         if rows.num_rows == 0:
             return
@@ -150,7 +156,7 @@ class Writes:
             raise TransientError("WRITE_FAILED", "the rows could not be staged", detail=type(error).__name__) from error
         kind = "base" if schema.keyless else "delta"
         seq_base = self.core.sequence.take(rows.num_rows)
-        self._acknowledge(table_id, ipc_path=path, rows=rows.num_rows, kind=kind, seq_base=seq_base)
+        self._acknowledge(table_id, ipc_path=path, rows=rows.num_rows, kind=kind, seq_base=seq_base, states=states)
 
     def _write_ipc(self, path: str, rows: pa.Table) -> None:
         fs, target = self.core.data_dir.path(path)
@@ -174,11 +180,6 @@ class Writes:
             states[(table_id, "row_id")] = self.row_ids.get(table_id, 0)
         return Contribution(segments_added=segments, states=states)
 
-    async def _insert_query(self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression) -> None:
-        segments = await self._query_segments(table_id, schema, columns, query)
-        if segments:
-            self._acknowledge(table_id, segments=tuple(segments))
-
     async def _query_segments(
         self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression
     ) -> list[NewSegment]:
@@ -191,15 +192,10 @@ class Writes:
 
         return await self._segments(table_id, schema, query, frame, "base" if schema.keyless else "delta")
 
-    async def _bulk(self, table_id: int, schema: Schema, query: exp.Expression, frame: Any) -> None:
-        """Run one Spark job that writes changes of a table as segments, and acknowledge them."""
-        segments = await self._segments(table_id, schema, query, frame, "delta")
-        if segments:
-            self._acknowledge(table_id, segments=tuple(segments))
-
     async def _segments(
         self, table_id: int, schema: Schema, query: exp.Expression, frame: Any, kind: str
     ) -> list[NewSegment]:
+        """Run one Spark job that writes changes of a table as segments."""
         seq_base = self.core.sequence.take(BULK_NUMBERS)
         wide = self._is_wide(table_id, query)
 
@@ -233,9 +229,10 @@ class Writes:
             is_wide(self.core.meta.segments_at(i, epoch)) for i in {table_id, *read}
         )
 
-    def hand_over(self, table_id: int, segments: Sequence[NewSegment], states: Mapping[tuple[int, str], Any]) -> None:
+    def hand_over(self, table_id: int, segments: Sequence[NewSegment], states: States) -> None:
         """Segments that are ready, with states that are committed together with them."""
-        self._acknowledge(table_id, segments=tuple(segments), states=dict(states))
+        if segments or states:
+            self._acknowledge(table_id, segments=tuple(segments), states=states)
 
     def _acknowledge(self, table_id: int, **batch: Any) -> None:
         state = self.core.dataflow.tables.get(table_id)

@@ -11,6 +11,15 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    AnsiIntervalType,
+    ArrayType,
+    CalendarIntervalType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 from sqlglot import exp
 
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError, disk_full
@@ -87,6 +96,28 @@ def run_sql(spark: SparkSession, sql: str, tables: Mapping[str, DataFrame]) -> D
     finally:
         for name in tables:
             spark.catalog.dropTempView(name)
+
+
+def with_plain_intervals(frame: DataFrame) -> DataFrame:
+    """Intervals as Spark's text of them: one of months has no counterpart in Python, nor in Arrow."""
+    if "interval" not in frame.schema.simpleString():
+        return frame
+    plain = _without_intervals(frame.schema)
+    columns = [F.col(quoted(f"_c{i}")).cast(field.dataType).alias(field.name) for i, field in enumerate(plain.fields)]
+    return frame.toDF(*[f"_c{i}" for i in range(len(plain.fields))]).select(*columns)
+
+
+def _without_intervals(kind: Any) -> Any:
+    match kind:
+        case AnsiIntervalType() | CalendarIntervalType():
+            return StringType()
+        case ArrayType():
+            return ArrayType(_without_intervals(kind.elementType), kind.containsNull)
+        case MapType():
+            return MapType(_without_intervals(kind.keyType), _without_intervals(kind.valueType), kind.valueContainsNull)
+        case StructType():
+            return StructType([StructField(f.name, _without_intervals(f.dataType), f.nullable) for f in kind.fields])
+    return kind
 
 
 def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence[Column], schema: Schema) -> pa.Table:

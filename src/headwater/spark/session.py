@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,10 @@ from urllib.parse import urlsplit
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from headwater.errors import DefiniteError, UsageError
+from headwater.errors import DefiniteError
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
 
-# What spark-submit takes; anything else it refuses with a Java stack trace.
-_MASTER: Final = re.compile(r"^(local(\[[^\]]+\])?|local-cluster\[.+\]|spark://.+|k8s://.+|yarn)$")
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 POOLS: Final = Path(__file__).with_name("pools.xml")
 SETTINGS: Final[dict[str, str]] = {
@@ -53,12 +50,6 @@ SETTINGS: Final[dict[str, str]] = {
 def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
     """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
     master = master or "local[*]"
-    if not _MASTER.match(master):
-        raise UsageError(
-            "OPTION_VALUE",
-            f"{master} is not a master of Spark",
-            hint="--master local[*], spark://host:port, yarn or k8s://…",
-        )
     java = find_java()
     os.environ.update(java)
     # A worker needs the engine's own interpreter: another one would lack pyarrow and headwater itself.

@@ -95,8 +95,6 @@ def _statement(text: str, dialect: str) -> s.Statement:
 
 def _query(text: str, dialect: str) -> s.Statement:
     tree = parse_query(text, dialect)
-    if isinstance(tree, exp.Describe):
-        return s.Describe(text, tree.this.name)
     if not isinstance(tree, exp.Query | exp.Values | exp.Subquery):
         raise UsageError(
             "UNSUPPORTED_STATEMENT", f"{text.split()[0].upper()} is not a statement of Headwater", hint="docs/sql.md"
@@ -128,9 +126,9 @@ def _alter(c: Cursor, _dialect: str) -> s.Statement:
         name = c.identifier().lower()
         if not c.take("="):
             c.expect("TO")
-        value = c.value()
+        setting = _value_or_default(c)
         c.end()
-        return s.AlterSystem(c.text, name, value)
+        return s.AlterSystem(c.text, name, setting)
     c.take("MATERIALIZED")
     kind = c.next().text.upper().removeprefix("MATERIALIZED ")
     if kind not in KINDS:
@@ -140,9 +138,14 @@ def _alter(c: Cursor, _dialect: str) -> s.Statement:
     setting = c.identifier().upper()
     if not c.take("="):
         c.expect("TO")
-    value = c.value()
+    value = _value_or_default(c)
     c.end()
-    return s.AlterJob(c.text, kind.lower(), name, setting, None if value.upper() == "DEFAULT" else value)
+    return s.AlterJob(c.text, kind.lower(), name, setting, value)
+
+
+def _value_or_default(c: Cursor) -> str | None:
+    value = c.value()
+    return None if value.upper() == "DEFAULT" else value
 
 
 def _set(c: Cursor, _dialect: str) -> s.Statement:
@@ -186,9 +189,10 @@ def _show(c: Cursor, _dialect: str) -> s.Statement:
 def _describe(c: Cursor, _dialect: str) -> s.Statement:
     c.next()
     c.take("TABLE")
+    catalogue = c.take("HW_CATALOG", ".")
     name = c.identifier()
     c.end()
-    return s.Describe(c.text, name)
+    return s.Describe(c.text, name, catalogue)
 
 
 def _cancel(c: Cursor, _dialect: str) -> s.Statement:

@@ -11,7 +11,9 @@ from sqlglot.errors import ParseError, SqlglotError
 
 from headwater.errors import UsageError
 from headwater.model.spark_text import SparkText
-from headwater.sql.translation import translated
+from headwater.sql.lateral_views import in_place
+from headwater.sql.ordered_arrays import with_order
+from headwater.sql.translation import POSTGRES, translated
 
 DIALECTS: Final = ("spark", "postgres", "mysql", "risingwave")
 
@@ -25,8 +27,10 @@ def parse_query(text: str, dialect: str) -> exp.Expression:
         tree = sqlglot.parse_one(text, read=reading(dialect))
     except (ParseError, SqlglotError) as error:
         raise UsageError("SQL_SYNTAX", "the statement cannot be read", detail=first_line(error)) from error
-    found = cast(exp.Expression, tree)
-    return found if dialect == "spark" else translated(found, dialect)
+    found = in_place(cast(exp.Expression, tree))
+    if dialect != "spark":
+        found = translated(found, dialect)
+    return with_order(found, keeps_nulls=dialect in POSTGRES)
 
 
 def first_line(error: Exception) -> str:

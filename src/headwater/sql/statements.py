@@ -117,8 +117,10 @@ class AlterJob(Statement):
 
 @dataclass(frozen=True, slots=True)
 class AlterSystem(Statement):
+    """`ALTER SYSTEM SET name = value`; value None means default."""
+
     name: str
-    value: str
+    value: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,10 @@ class Show(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Describe(Statement):
+    """Of a table or view, or with `catalogue` of a table of hw_catalog."""
+
     name: str
+    catalogue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 PIN_THIS_EPOCH: Final = -1  # as a pin's epoch: the one that the contribution is committed with
+States = Mapping[tuple[int, str], Any]  # (job, part) → value
+NO_STATES: Final[States] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import logging
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
-from headwater.cli.commands import JsonFormatter
+from headwater.cli.commands import JsonFormatter, app
 from headwater.cli.live import bar, duration, plain_line
 from headwater.cli.output import print_result
 from headwater.runtime.queries import json_column, json_value, unique_names
@@ -38,6 +39,8 @@ def test_a_table_lines_up_and_counts(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "id\n--\n10\n(1 row)\n"
     print_result({"columns": ["id"], "rows": []}, "table")
     assert capsys.readouterr().out.endswith("(0 rows)\n")
+    print_result({"columns": ["a", "b"], "rows": [{"a": "x\ny", "b": 1}, {"a": "", "b": 2}]}, "table")
+    assert capsys.readouterr().out == "a  b\n-  -\nx  1\ny\n   2\n(2 rows)\n"
 
 
 @pytest.mark.parametrize(
@@ -95,3 +98,12 @@ def test_json_logs_are_one_object_a_line_without_the_text_of_exceptions() -> Non
     found = json.loads(JsonFormatter().format(record))
     assert (found["level"], found["message"], found["error"]) == ("error", "it failed", "ValueError")
     assert "row's" not in json.dumps(found)
+
+
+def test_status_that_is_piped_keeps_each_job_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "the backfill of a table with a long name, " * 5
+    job = {"name": "j", "kind": "view", "state": "live", "phase": "live", "percent": 0.0, "rows": 0}
+    job |= {"rows_per_s": 0, "eta_s": None, "waiting_for": waits}
+    status = {"committed_epoch": 1, "engine": {"paused": False}, "jobs": [job], "errors": []}
+    monkeypatch.setattr("headwater.cli.commands._status", lambda _: status)
+    assert waits in CliRunner().invoke(app, ["status"]).stdout

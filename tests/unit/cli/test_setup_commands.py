@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headwater.cli.commands import app, main
+import headwater
+from headwater.cli import main
+from headwater.cli.commands import app
 from headwater.cli.setup import FoundTable, external_name, pipeline_text, source_options, sources_of
 from headwater.errors import UsageError
 from headwater.sql import statements as s
@@ -28,6 +30,13 @@ def test_written_file_parses_to_the_source_and_its_tables() -> None:
     assert (orders.name, orders.external) == ("orders", "public.orders")
     assert isinstance(other, s.CreateTableFrom)
     assert (other.name, other.external) == ("crm_orders", "crm.orders")
+
+
+def test_the_source_is_called_after_its_database_and_tables_keep_their_names() -> None:
+    source, table = parse(pipeline_text({**OPTIONS, "database.name": "shop"}, [FoundTable("public.shop", 1, ("id",))]))
+    assert isinstance(source, s.CreateSource)
+    assert isinstance(table, s.CreateTableFrom)
+    assert (source.name, table.name, table.source) == ("shop_2", "shop", "shop_2")
 
 
 def test_table_that_cannot_be_captured_is_a_comment_with_its_reason() -> None:
@@ -128,6 +137,25 @@ def test_exit_code_of_a_command_is_the_exit_code_of_the_process(monkeypatch: pyt
     flags = ("--hostname", "127.0.0.1", "--port", "1", "--username", "u", "--database", "d")
     assert entered(monkeypatch, "check", *flags) == 1
     assert entered(monkeypatch, "--help") == 0
+
+
+def test_without_a_command_the_help_is_shown_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entered(monkeypatch) == 2
+    shown = capsys.readouterr()
+    assert "Usage: headwater" in shown.out + shown.err and "error:" not in shown.err
+
+
+def test_the_version_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entered(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"headwater {headwater.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [c.name or c.callback.__name__ for c in app.registered_commands if c.callback])
+def test_every_command_shows_how_it_is_used(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert f"headwater {command}" in result.stdout.split("Example")[1], result.stdout
 
 
 @pytest.mark.parametrize("arguments", [("frobnicate",), ("run", "--no-such-flag"), ("check", "--port", "x")])

@@ -8,6 +8,7 @@ from headwater.errors import UsageError
 from headwater.sql import statements as s
 from headwater.sql.binding import bind, table_names
 from headwater.sql.parser import parse
+from headwater.sql.reading import parse_query
 
 
 def query(text: str) -> s.Query:
@@ -83,3 +84,25 @@ def test_constants_are_taken_only_where_every_row_that_matters_must_have_them(
 ) -> None:
     _, refs = bind(query(text).query)
     assert {r.name: dict(r.constants) for r in refs}["a"] == constants
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (
+            "t LATERAL VIEW explode(a) x AS y JOIN u ON id = y",
+            "t JOIN LATERAL EXPLODE(a) AS x(y) ON TRUE JOIN u ON id = y",
+        ),
+        (
+            "t JOIN u ON a LATERAL VIEW OUTER explode(b) x AS y FULL JOIN v ON y",
+            "t JOIN u ON a LEFT JOIN LATERAL EXPLODE(b) AS x(y) ON TRUE FULL JOIN v ON y",
+        ),
+        ("t JOIN u ON a LATERAL VIEW explode(b) x AS y", "t JOIN u ON a LATERAL VIEW EXPLODE(b) x AS y"),
+        (
+            "t LATERAL VIEW explode(a) x AS y JOIN u ON b LATERAL VIEW explode(c) z AS w",
+            "t JOIN LATERAL EXPLODE(a) AS x(y) ON TRUE JOIN u ON b LATERAL VIEW EXPLODE(c) z AS w",
+        ),
+    ],
+)
+def test_a_lateral_view_stays_before_the_join_that_it_is_written_before(text: str, means: str) -> None:
+    assert parse_query(f"SELECT 1 FROM {text}", "spark").sql(dialect="spark") == f"SELECT 1 FROM {means}"

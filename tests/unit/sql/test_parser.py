@@ -249,3 +249,21 @@ def test_a_dialect_holds_for_the_statements_after_it() -> None:
 )
 def test_definitions_differ_by_their_words_and_not_by_their_looks(one: str, other: str, same: bool) -> None:
     assert same_definition(one, other) is same
+
+
+def test_default_is_a_value_of_settings_and_a_catalogue_s_table_can_be_described() -> None:
+    assert one("ALTER SYSTEM SET retention_s = DEFAULT") == s.AlterSystem(
+        "ALTER SYSTEM SET retention_s = DEFAULT", "retention_s", None
+    )
+    for text in ("DESCRIBE hw_catalog.hw_jobs", "DESC TABLE HW_Catalog.hw_jobs"):
+        assert one(text) == s.Describe(text, "hw_jobs", catalogue=True)
+    assert one("DESCRIBE hw_catalog") == s.Describe("DESCRIBE hw_catalog", "hw_catalog")
+
+
+def test_an_order_inside_array_agg_is_not_lost() -> None:
+    for text in ("array_agg(x ORDER BY y DESC)", "array_agg(DISTINCT x ORDER BY x) FILTER (WHERE x > 1)"):
+        for dialect in ("spark", "postgres"):
+            found = one(f"SELECT {text} AS a FROM t", dialect)
+            assert isinstance(found, s.Query) and "ARRAY_SORT(COLLECT_LIST(" in found.query.sql(dialect="spark")
+    assert code("SELECT array_agg(DISTINCT x ORDER BY y) FROM t") == "SQL_UNTRANSLATABLE"
+    assert code("SELECT array_agg(x ORDER BY y) OVER (PARTITION BY z) FROM t") == "SQL_UNTRANSLATABLE"

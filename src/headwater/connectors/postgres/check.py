@@ -41,10 +41,15 @@ def check_source(config: PostgresConfig, tables: Sequence[str] = ()) -> list[Fin
         for check in (_wal_level, _replication_role, _free_slots, _free_senders, _slot):
             findings.append(check(conn, config))
         publication = slots.publication_of(conn, config.publication)
-        findings.append(_publication(config, publication))
+        findings.append(_publication(conn, config, publication))
         for name in tables:
-            findings += _table(conn, config, name, publication)
+            findings += _table(conn, config, name, publication, exists=_made(findings) or publication is not None)
     return findings
+
+
+def _made(findings: Sequence[Finding]) -> bool:
+    """Whether whoever runs what was said so far has made the publication."""
+    return any(f.sql_to_fix.startswith("CREATE PUBLICATION") for f in findings)
 
 
 def _setting(conn: Connection, name: str) -> str:
@@ -106,11 +111,17 @@ def _slot(conn: Connection, config: PostgresConfig) -> Finding:
     return Finding(True, f"slot {config.slot} exists")
 
 
-def _publication(config: PostgresConfig, publication: dict[str, Any] | None) -> Finding:
+def _publication(conn: Connection, config: PostgresConfig, publication: dict[str, Any] | None) -> Finding:
     if publication is not None:
         return Finding(True, f"publication {config.publication} exists")
     if config.create_publication:
-        return Finding(True, f"publication {config.publication} does not exist yet and will be created")
+        what = f"publication {config.publication} does not exist yet and"
+        if _number(conn, "SELECT has_database_privilege(current_database(), 'CREATE')::int"):
+            return Finding(True, f"{what} will be created")
+        grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {};").format(
+            sql.Identifier(config.database), sql.Identifier(config.username)
+        )
+        return Finding(False, f"{what} role {config.username} may not create it", grant.as_string(conn))
     return Finding(
         False,
         f"publication {config.publication} does not exist, and publication.create.enable is false",
@@ -118,7 +129,9 @@ def _publication(config: PostgresConfig, publication: dict[str, Any] | None) -> 
     )
 
 
-def _table(conn: Connection, config: PostgresConfig, name: str, publication: dict[str, Any] | None) -> list[Finding]:
+def _table(
+    conn: Connection, config: PostgresConfig, name: str, publication: dict[str, Any] | None, *, exists: bool
+) -> list[Finding]:
     try:
         table = describe(conn, *split_name(name, config.schema))
     except UsageError as error:
@@ -128,7 +141,7 @@ def _table(conn: Connection, config: PostgresConfig, name: str, publication: dic
         _select(conn, config, table),
         _identity(conn, table),
         _row_security(conn, config, table),
-        _published(conn, config, table, publication),
+        _published(conn, config, table, publication, exists=exists),
         *_left_out(conn, config, table),
     ]
 
@@ -177,8 +190,9 @@ def _left_out(conn: Connection, config: PostgresConfig, table: TableInfo) -> lis
 
 
 def _published(
-    conn: Connection, config: PostgresConfig, table: TableInfo, publication: dict[str, Any] | None
+    conn: Connection, config: PostgresConfig, table: TableInfo, publication: dict[str, Any] | None, *, exists: bool
 ) -> Finding:
+    """`exists`: the publication is there by the time when what is said here is run."""
     try:
         if publication is not None:
             slots.require_complete(conn, config, table, publication)
@@ -188,14 +202,20 @@ def _published(
         return Finding(False, error.message, error.hint.removeprefix("run on the source: ") + ";")
     statement = (
         slots.add_table_sql(conn, config.publication, table)
-        if publication is not None
+        if exists
         else slots.create_publication_sql(conn, config.publication, table)
     )
     if not config.create_publication:
         return Finding(False, f"{table.qualified} is not in publication {config.publication}", statement + ";")
-    owner = conn.execute("SELECT pg_has_role(current_user, %s, 'USAGE')", (table.owner,)).fetchone()
-    if owner and owner[0]:
-        return Finding(True, f"{table.qualified} will be added to publication {config.publication}")
-    return Finding(
-        False, f"{table.qualified} is not published, and only its owner {table.owner} may do it", statement + ";"
-    )
+    if not _has_role(conn, table.owner):
+        what = f"{table.qualified} is not published, and only its owner {table.owner} may do it"
+        return Finding(False, what, statement + ";")
+    if publication is not None and not _has_role(conn, str(publication["owner"])):
+        what = f"{table.qualified} is not published, and only the publication's owner {publication['owner']} may do it"
+        return Finding(False, what, statement + ";")
+    return Finding(True, f"{table.qualified} will be added to publication {config.publication}")
+
+
+def _has_role(conn: Connection, role: str) -> bool:
+    row = conn.execute("SELECT pg_has_role(current_user, %s, 'USAGE')", (role,)).fetchone()
+    return bool(row and row[0])

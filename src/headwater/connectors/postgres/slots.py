@@ -40,7 +40,7 @@ GENERATED_COLUMNS_SINCE: Final = 180_000  # publish_generated_columns
 
 _PUBLICATION_QUERY: Final = """
 SELECT oid::int8 AS oid, puballtables AS all_tables, pubviaroot AS via_root,
-       pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations
+       pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations, pg_get_userbyid(pubowner) AS owner
   FROM pg_publication WHERE pubname = %s
 """
 # The view shows what the stream will have: tables by name, by schema, or all; partitions under their root if so set.
