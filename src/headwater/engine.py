@@ -322,6 +322,7 @@ class EngineCore:
             job = self.registry.by_id.get(job_id)
             if job is not None and rows:
                 self.counters.rows(job.name, rows)
+                self.progress_of(job_id).changed(time.monotonic(), rows)
 
     def record_error(self, job_id: int | None, name: str, error: HeadwaterError, *, retrying: bool) -> None:
         self.counters.error(error.code)

@@ -1,7 +1,7 @@
 """Progress of jobs: totals derived from committed state, so that they never decrease and survive recovery (I7).
 
-`JobProgress` is one job's row of hw_progress. Rates come from the totals of the last seconds; a report of an older
-generation (before a rescale or resync) is ignored.
+`JobProgress` is one job's row of hw_progress. Rates come from the totals of the last seconds, those of a live job from
+its changes; a report of an older generation (before a rescale or resync) is ignored.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class JobProgress:
     finished: bool = False
     generation: int = 0
     _samples: deque[tuple[float, int]] = field(default_factory=deque)
+    _changes: deque[tuple[float, int]] = field(default_factory=deque)
 
     def report(
         self,
@@ -75,6 +76,12 @@ class JobProgress:
         while len(self._samples) > 2 and now_s - self._samples[0][0] > RATE_WINDOW_S:
             self._samples.popleft()
 
+    def changed(self, now_s: float, rows: int) -> None:
+        """So many rows were changed: what a live job does all the time, and no total tells."""
+        self._changes.append((now_s, rows))
+        while now_s - self._changes[0][0] > RATE_WINDOW_S:
+            self._changes.popleft()
+
     def totals(self) -> dict[str, int]:
         """What a checkpoint stores, so that a restart goes on from there."""
         return {n: getattr(self, n) for n in ("generation", "done", "total", "rows", "total_rows", "bytes")}
@@ -92,6 +99,8 @@ class JobProgress:
         self.done = max(self.done, self.total)
 
     def rows_per_s(self, now_s: float) -> float:
+        if self.finished and self._changes:
+            return sum(rows for at, rows in self._changes if now_s - at <= RATE_WINDOW_S) / RATE_WINDOW_S
         if len(self._samples) < 2 or now_s - self._samples[-1][0] > RATE_WINDOW_S:
             return 0.0
         (t0, r0), (t1, r1) = self._samples[0], self._samples[-1]

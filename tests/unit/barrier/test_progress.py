@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,3 +82,16 @@ def test_a_restart_goes_on_from_the_totals_of_the_last_checkpoint() -> None:
 def test_a_job_that_is_live_is_done_after_a_restart() -> None:
     again = JobProgress.restored(1, "j", "live", None)
     assert (again.phase, again.percent, again.text()) == ("live", 100.0, "100%")
+
+
+def test_a_live_job_shows_the_rate_of_its_changes_and_is_idle_after_them() -> None:
+    progress = JobProgress(1, "t", total=4)
+    progress.report(now_s=0.0, done=4, rows=1000)
+    progress.finish()
+    assert progress.rows_per_s(1.0) == 0.0
+    for second in range(1, 21):
+        progress.changed(float(second), 50)
+    assert progress.rows_per_s(20.0) == pytest.approx(50.0, rel=0.2)
+    assert progress.rows_per_s(26.0) < 30.0
+    assert progress.rows_per_s(40.0) == 0.0
+    assert progress.rows == 1000
