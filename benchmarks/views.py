@@ -110,7 +110,7 @@ class Load:
 
         core = self.engine.core
         job = core.registry.find("orders", "table")
-        await core.writes.stage(job.id, schema_of(job), rows)
+        await core.writes.stage(job.id, schema_of(job), rows, {})
         return int(core.writes.acknowledged)
 
     async def _committed(self, ticket: int) -> bool:
