@@ -26,6 +26,7 @@ STATEMENTS: Final[dict[str, str]] = {
     "QUERY_FAILED": "the query failed while it ran; the detail is Spark's error class",
     "READ_ONLY": "views, sinks and captured tables cannot be written to",
     "RESERVED_NAME": "names with a leading _ are Headwater's own",
+    "SEGMENT_DAMAGED": "a file of the data directory is missing or unreadable; put it back from a backup, then RECOVER",
     "SEGMENT_GONE": "a file that the query needs was removed while it ran; run it again",
     "SQL_INVALID": "the statement is well-formed, but its names or types are wrong",
     "SQL_SYNTAX": "the statement cannot be read",

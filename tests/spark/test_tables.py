@@ -376,3 +376,19 @@ def test_catalogue_tells_of_a_table(engine: EngineProcess, name: str) -> None:
     assert engine.sql(query) == [{"n": 2}]
     last = engine.sql("SELECT max(epoch) AS e FROM hw_catalog.hw_epochs")[0]["e"]
     assert last <= engine.epoch()
+
+
+def test_a_damaged_file_is_named_and_other_tables_are_not_concerned(engine: EngineProcess, name: str) -> None:
+    for table in (name, f"{name}_other"):
+        engine.sql(f"CREATE TABLE {table} (id BIGINT PRIMARY KEY, v STRING)")
+        engine.sql(f"INSERT INTO {table} SELECT id, 'x' FROM range(1000); FLUSH")
+    row = engine.sql(f"SELECT path FROM hw_catalog.hw_segments WHERE table_name = '{name}'")[0]
+    file = engine.data_dir / row["path"]
+    content = file.read_bytes()
+    for broken in (content[:1000], None):
+        file.write_bytes(broken) if broken else file.unlink()
+        with pytest.raises(SqlError, match=r"SEGMENT_DAMAGED.*" + file.name):
+            engine.sql(f"SELECT max(v) FROM {name}")
+        assert engine.sql(f"SELECT count(*) AS n FROM {name}_other") == [{"n": 1000}]
+    file.write_bytes(content)
+    assert engine.sql(f"SELECT count(v) AS n FROM {name}") == [{"n": 1000}]

@@ -49,6 +49,8 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
     condition = match[1] if match else type(error).__name__
     if "No space left on device" in text or "No space left on device" in str(error.__cause__):
         return disk_full()
+    if condition == "PATH_NOT_FOUND" or (condition.startswith("FAILED_READ_FILE") and "FileNotFound" not in text):
+        return _damaged(text)
     if isinstance(error, ParseException):
         return UsageError("SQL_SYNTAX", "the query cannot be read", detail=condition)
     if isinstance(error, AnalysisException):
@@ -68,6 +70,17 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
     return TransientError("SPARK_FAILED", f"Spark failed: {condition}", hint="see the engine's log")
 
 
+def _damaged(text: str) -> DefiniteError:
+    found = _SEGMENT.search(text)
+    return DefiniteError(
+        "SEGMENT_DAMAGED",
+        "a file of the data directory is missing or cannot be read",
+        detail=found[0] if found else "",
+        hint="put it back from a backup, then RECOVER; a captured table can be copied anew: headwater resync TABLE",
+    )
+
+
+_SEGMENT: Final = re.compile(r"tables/[\w./-]+\.parquet")
 _RUNTIME: Final[dict[str, str]] = {
     "DIVIDE_BY_ZERO": "division by zero",
     "CAST_INVALID_INPUT": "a value cannot be cast to the wanted type",
