@@ -189,3 +189,14 @@ def test_status_of_nothing_says_how_to_begin(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "error: [NO_DATA_DIRECTORY]" in done.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_the_log_as_json_is_json_and_holds_no_token(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.sql"
+    file.write_text("CREATE TABLE t (id INT PRIMARY KEY)")
+    done = headwater("--log-json", "run", str(file), "--until-caught-up", data_dir=tmp_path / "data")
+    assert done.returncode == 0
+    lines = [json.loads(line) for line in done.stderr.splitlines() if not line.startswith("WARNING: ")]  # the JVM's own
+    messages = [line["message"] for line in lines]
+    assert any(m.startswith("headwater runs on ") for m in messages) and "table t: live" in messages
+    assert "token" not in done.stderr

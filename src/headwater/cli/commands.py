@@ -49,6 +49,7 @@ DEFAULT_DIR: Final = Path("headwater-data")
 
 class Options:
     debug = False
+    log_json = False
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,7 +67,7 @@ def _options(
         bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    Options.debug = debug
+    Options.debug, Options.log_json = debug, log_json
     configure_logging(json_lines=log_json, level=logging.INFO if verbose or log_json else logging.ERROR)
 
 
@@ -124,8 +125,11 @@ def run(
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
-            sys.stderr.write(f"headwater runs on {data_dir}; page: {engine.core.endpoint.page}\n")
-            sys.stderr.flush()
+            if Options.log_json:  # which others may keep: without the token that is in the page's address
+                logging.getLogger("headwater").info("headwater runs on %s, %s", data_dir, engine.core.endpoint.url)
+            else:
+                sys.stderr.write(f"headwater runs on {data_dir}; page: {engine.core.endpoint.page}\n")
+                sys.stderr.flush()
             apply_file(engine, text)
             caught_up = _watch(engine, stopping, until_caught_up)
             stopping.set()  # a signal from now on finds the stop under way
@@ -212,7 +216,7 @@ _CREATES: Final = (s.CreateSource, s.CreateTable, s.CreateTableFrom, s.CreateVie
 
 
 def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:
-    with Reporter() as reporter:
+    with Reporter(as_log=Options.log_json) as reporter:
         while not stopping.wait(POLL_S):
             if engine.fatal is not None:
                 return False

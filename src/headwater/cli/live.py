@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -44,15 +45,16 @@ def bar(percent: float, width: int = 20) -> str:
 
 
 class Reporter:
-    """Shows status again and again: in place in a terminal, a line per change otherwise."""
+    """Shows status again and again: in place in a terminal, a line per change otherwise, in the log if wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_log: bool = False) -> None:
+        self.as_log = as_log
         self.console = Console(stderr=True)
         self.live: Any = None
         self._lines: dict[str, str] = {}
 
     def __enter__(self) -> Reporter:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.as_log:
             from rich.live import Live
 
             self.live = Live(console=self.console, refresh_per_second=4)
@@ -71,8 +73,14 @@ class Reporter:
             line = plain_line(job)
             if self._lines.get(job["name"]) != line:
                 self._lines[job["name"]] = line
-                sys.stderr.write(line + "\n")
-                sys.stderr.flush()
+                self._say(line)
+
+    def _say(self, line: str) -> None:
+        if self.as_log:
+            logging.getLogger("headwater.progress").info("%s", line)
+        else:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
 
 
 def plain_line(job: dict[str, Any]) -> str:
