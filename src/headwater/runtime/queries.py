@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
 Constants = Mapping[str, tuple[int | str, ...]]
+TARGET: Final = "hw_target"  # in a query of UPDATE or DELETE: all columns of the table that it changes
 NO_CONSTANTS: Final[Constants] = {}
 MAX_POINTS: Final = 1000  # keys of one look-up; more of them touch most vnodes anyway
 INTEGERS: Final = ("TINYINT", "SMALLINT", "INT", "INTEGER", "BIGINT")
@@ -69,7 +70,7 @@ class Queries:
         sql, refs = bind(query)
         tables = {}
         for ref in refs:
-            if target is not None and ref.name == "hw_target":
+            if target is not None and ref.name == TARGET:
                 tables[ref.placeholder] = self.snapshot(*target, epoch, ref.constants)
             else:
                 tables[ref.placeholder] = self._bound(ref, epoch)

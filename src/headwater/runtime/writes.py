@@ -20,6 +20,7 @@ from sqlglot import exp
 
 from headwater.errors import TransientError, UsageError, disk_full, is_disk_full
 from headwater.model.schema import ROW_ID, Column, Schema
+from headwater.runtime.queries import TARGET
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch
 from headwater.sql import statements as s
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 # Numbers (`_seq`, row ids) that a bulk write takes: 4,096 partitions of 2**27 rows; 2**24 such writes fit into 63 bits.
 BULK_NUMBERS: Final = 1 << 39
-TARGET: Final = "hw_target"  # in a query of UPDATE or DELETE: all columns of the table that it changes
 INLINE_ROWS: Final = 100_000  # a longer VALUES list is a bulk write
 
 
@@ -197,7 +197,6 @@ class Writes:
     ) -> list[NewSegment]:
         """Run one Spark job that writes changes of a table as segments."""
         seq_base = self.core.sequence.take(BULK_NUMBERS)
-        wide = self._is_wide(table_id, query)
 
         def write() -> Any:
             from headwater.spark.query import explained
@@ -212,7 +211,7 @@ class Writes:
                     kind=kind,
                     vnode_count=self.core.vnode_count,
                     seq_base=seq_base,
-                    wide=wide,
+                    wide=self._is_wide(table_id, query),
                 )
 
         found: list[NewSegment] = await self.core.jobs.run("query", "write", write)
