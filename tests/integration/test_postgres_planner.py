@@ -16,7 +16,14 @@ from headwater.connectors.postgres import slots
 from headwater.connectors.postgres.catalogue import TableInfo, describe, list_tables
 from headwater.connectors.postgres.check import check_source
 from headwater.connectors.postgres.client import PostgresConfig, connect, parse_lsn
-from headwater.connectors.postgres.planner import copy_statement, marked_read, plan_splits, split_query, visible
+from headwater.connectors.postgres.planner import (
+    copy_statement,
+    current_types,
+    marked_read,
+    plan_splits,
+    split_query,
+    visible,
+)
 from headwater.errors import HeadwaterError, UsageError
 from headwater.testing.servers import PostgresServer
 
@@ -265,6 +272,21 @@ def test_split_is_copied_as_text_with_the_fixed_settings(db: Db) -> None:
     split = splits_between([("2",), ("3",)])[1]
     with db.conn.cursor() as cursor, cursor.copy(copy_statement(table, ["id", "at", "b", "i"], split)) as copy:
         assert b"".join(copy) == b"2\t2020-01-01 10:00:00+00\t\\\\x00ff\t1 day 02:00:00\n"
+
+
+def test_types_are_those_that_a_copy_would_meet_and_not_those_of_the_snapshot(db: Db) -> None:
+    db.run("CREATE DOMAIN small AS int", "CREATE TABLE t (id bigint PRIMARY KEY, n bigint, s small)")
+    table = db.table("t")
+    with db.server.connect(db.name) as reader:
+        reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        reader.execute("SELECT 1")
+        # Eight bytes as well: read as what was planned for, they would be a number.
+        db.run("ALTER TABLE t ALTER n TYPE timestamp USING to_timestamp(n)")
+        assert current_types(reader, table, ["id", "n", "s"]) == [20, 1114, 23]
+        blocked = db.server.connect(db.name)
+        blocked.execute("SET lock_timeout = '100ms'")
+        with blocked, pytest.raises(psycopg.errors.LockNotAvailable):
+            blocked.execute("ALTER TABLE t ALTER n TYPE text")
 
 
 def test_read_mark_tells_what_the_read_has_seen(db: Db) -> None:

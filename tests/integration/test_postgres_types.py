@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from psycopg.rows import dict_row
 
+from headwater.connectors.postgres.copybinary import decode_copy_binary, has_binary
 from headwater.connectors.postgres.copytext import CopyReader, decode_copy
 from headwater.connectors.postgres.pgoutput import (
     DELETE,
@@ -40,6 +41,7 @@ from headwater.connectors.postgres.types import (
     ColumnPlan,
     PgColumn,
     TypeOptions,
+    Wire,
     column_plan,
     pg_columns,
 )
@@ -186,6 +188,14 @@ class Source:
         statement = f"COPY (SELECT {names} FROM {table} ORDER BY 1) TO STDOUT"
         return pa.Table.from_batches([decode_copy(block, plans) for block in CopyReader(self.conn, statement)])
 
+    def binary_snapshot(self, table: str, plans: list[ColumnPlan]) -> pa.Table:
+        """The columns that have a binary form."""
+        plans = [p for p in plans if p.wire is not Wire.TEXT_ONLY]
+        assert has_binary(plans)
+        names = ", ".join(f'"{p.name}"' for p in plans)
+        statement = f"COPY (SELECT {names} FROM {table} ORDER BY 1) TO STDOUT (FORMAT binary)"
+        return pa.Table.from_batches([decode_copy_binary(block, plans) for block in CopyReader(self.conn, statement)])
+
     def spool(self) -> Frames:
         rows = self.conn.execute(
             "SELECT lsn - '0/0'::pg_lsn, data FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL,"
@@ -274,6 +284,12 @@ def test_every_type_gives_the_expected_values_by_snapshot_and_by_stream(source: 
             assert _same(value, want), (kind, value, want)
     rows = events.changes().rows
     assert [str(rows.column(p.name)) for p in plans] == [str(events.new.column(p.name)) for p in plans]
+    binary = source.binary_snapshot("every_type", plans)
+    assert binary.num_columns > 20
+    for name in binary.column_names:
+        copied, expected = binary.column(name).combine_chunks(), snapshot.column(name).combine_chunks()
+        copied.validate(full=True)
+        assert str(copied) == str(expected) and copied.type == expected.type, name
 
 
 def test_no_built_in_type_is_left_out_and_snapshot_and_stream_agree_on_each_and_on_its_array(source: Source) -> None:
@@ -294,6 +310,8 @@ def test_no_built_in_type_is_left_out_and_snapshot_and_stream_agree_on_each_and_
     plans = source.plans("t")
     snapshot, events = source.snapshot("t", plans), source.events("t", plans)
     assert pa.Table.from_batches([events.new]).equals(snapshot)
+    binary = source.binary_snapshot("t", plans)
+    assert binary.equals(snapshot.select(binary.column_names))
     for name in names:
         one, many = (snapshot.column(f"{name}{end}").to_pylist() for end in ("_", "_s"))
         assert many == [[one[0], None], None] and one[0] is not None and one[1] is None, name
@@ -331,8 +349,18 @@ def test_value_without_a_home_is_an_error_that_names_column_and_option_and_the_o
 @pytest.mark.parametrize("literal", ["'294247-01-10 04:00:54.775807'", "'294276-12-31 23:59:59.999999'"])
 def test_timestamp_that_would_read_as_infinity_or_overflow_is_an_error(source: Source, literal: str) -> None:
     source.conn.execute(f"CREATE TABLE t (late timestamp); INSERT INTO t VALUES ({literal})".encode())
-    with pytest.raises(DefiniteError, match="column late holds a value outside of the range"):
-        source.snapshot("t", source.plans("t"))
+    for read in (source.snapshot, source.binary_snapshot):
+        with pytest.raises(DefiniteError, match="column late holds a value outside of the range"):
+            read("t", source.plans("t"))
+
+
+def test_numeric_of_a_thousand_digits_is_the_same_text_by_both_formats(source: Source) -> None:
+    source.conn.execute(b"CREATE TABLE t (id int PRIMARY KEY, n numeric)")
+    values = ["0", "-0.00", "NaN", "Infinity", "-Infinity", "0.000100", "-12345678.9", "1e130", "1e-130", "9" * 1000]
+    for i, value in enumerate([*values, "1000000", "10000.0001", "-" + "7" * 300 + "." + "3" * 300]):
+        source.conn.execute("INSERT INTO t VALUES (%s, %s::numeric)", [i, value])
+    plans = source.plans("t")
+    assert source.binary_snapshot("t", plans).equals(source.snapshot("t", plans))
 
 
 def test_columns_tell_key_order_not_null_generated_and_collation(source: Source) -> None:

@@ -76,18 +76,16 @@ class ReadSplit:
     def run(self) -> Iterator[dict[str, Any]]:
         yield from ReadInTurn((self,)).run()
 
-    def fetch(self) -> Fetched:
-        from headwater.connectors.postgres.client import connect
+    def fetch(self, conn: Any) -> Fetched:
         from headwater.connectors.postgres.planner import check_storage, next_page, storage
 
         split = self.split
-        with connect(self.config, application="headwater backfill") as conn:
-            before = self.storage or storage(conn, self.table.oid)
-            with self._marked(conn) as mark:
-                if self.page_rows:
-                    split = dataclasses.replace(split, right=next_page(conn, self.table, split.left, self.page_rows))
-                rows = self._read(conn, split)
-                check_storage(conn, self.table, before)
+        before = self.storage or storage(conn, self.table.oid)
+        with self._marked(conn) as mark:
+            if self.page_rows:
+                split = dataclasses.replace(split, right=next_page(conn, self.table, split.left, self.page_rows))
+            rows = self._read(conn, split)
+            check_storage(conn, self.table, before)
         return Fetched(rows, mark, split.right_json)
 
     def stage(self, found: Fetched) -> dict[str, Any]:
@@ -131,17 +129,22 @@ class ReadSplit:
             ) from None
 
     def _read(self, conn: Any, split: Split) -> pa.Table:
-        from headwater.connectors.postgres.copytext import CopyReader, decode_copy
+        from headwater.connectors.postgres.copybinary import decode_copy_binary
+        from headwater.connectors.postgres.copytext import BLOCK_BYTES, CopyReader, decode_copy
         from headwater.connectors.postgres.planner import copy_statement
 
         pace = Pace(self.data_dir, self.control, self.readers)
         pace.wait(0)
-        absent = [p.name for p in self.plans if p.absent]
-        statement = copy_statement(self.table, [p.name for p in self.plans], split, absent).as_string(conn)
-        block_bytes = LIMITED_BLOCK if pace.limited else 4 << 20
+        names, absent = [p.name for p in self.plans], [p.name for p in self.plans if p.absent]
+        binary = self._as_binary(conn)
+        statement = copy_statement(self.table, names, split, absent, binary=binary).as_string(conn)
+        block_bytes = LIMITED_BLOCK if pace.limited else BLOCK_BYTES
         batches = []
         for block in CopyReader(conn, statement, block_bytes=block_bytes):
-            batch = decode_copy(block, self.plans, row_id=self.schema.multiset)
+            if binary:
+                batch = decode_copy_binary(block, self.plans)
+            else:
+                batch = decode_copy(block, self.plans, row_id=self.schema.multiset)
             batches.append(batch)
             pace.wait(batch.num_rows)
         if not batches:
@@ -150,6 +153,19 @@ class ReadSplit:
         if self.schema.multiset:
             rows = rows.append_column(ROW_NO, copied_numbers(self.generation, self.split.split_id, rows.num_rows))
         return rows
+
+    def _as_binary(self, conn: Any) -> bool:
+        """Whether the binary form can be read: all columns have one, and are still of the types that were planned for.
+
+        A row of a table without key is known by its texts.
+        """
+        from headwater.connectors.postgres.copybinary import has_binary
+        from headwater.connectors.postgres.planner import current_types
+
+        if self.schema.multiset or not has_binary(self.plans):
+            return False
+        present = [p for p in self.plans if not p.absent]
+        return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]
 
     def _write(self, rows: pa.Table) -> dict[str, Any] | None:
         if rows.num_rows == 0:
@@ -164,8 +180,8 @@ class ReadSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadInTurn:
-    """Reads several splits of a table one after the other. While one is written the next is read: the server and the
-    worker would otherwise wait for each other."""
+    """Reads several splits of a table one after the other, by one connection. While one is written the next is read:
+    the server and the worker would otherwise wait for each other."""
 
     reads: tuple[ReadSplit, ...]
 
@@ -181,11 +197,17 @@ class ReadInTurn:
             yield {"subject": self.subject, "transient": True, "error": error.as_dict()}
 
     def _results(self) -> Iterator[dict[str, Any]]:
+        from headwater.connectors.postgres.client import connect
+
         writing: list[Future[dict[str, Any]]] = []
-        with ThreadPoolExecutor(1, thread_name_prefix="write") as writer:
+        config = self.reads[0].config
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
+            connect(config, application="headwater backfill") as conn,
+        ):
             try:
                 for read in self.reads:
-                    found = read.fetch()
+                    found = read.fetch(conn)
                     if writing:
                         yield writing.pop().result()
                     writing.append(writer.submit(read.stage, found))

@@ -19,10 +19,9 @@ from headwater.model.types import arrow_type
 from headwater.model.vnode import vnodes
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import DataDir, segment_path
+from headwater.storage.packing import packing
 
 ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
-
-SAMPLE_ROWS: Final = 4096
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -51,14 +50,7 @@ def write_segment(
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
-        pq.write_table(
-            rows,
-            out,
-            row_group_size=ROW_GROUP_ROWS,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=_repeating(rows),
-        )
+        pq.write_table(rows, out, row_group_size=ROW_GROUP_ROWS, **packing(rows))
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
 
@@ -78,21 +70,6 @@ def _ascends(column: pa.ChunkedArray) -> bool:
         return False
     values = column.to_numpy()
     return bool((values[:-1] <= values[1:]).all())
-
-
-def _repeating(rows: pa.Table) -> list[str]:
-    """The columns worth a dictionary. Others are twice as fast to write, and smaller, without one.
-
-    Rows are in the order of a hash, so the first ones are a fair sample.
-    """
-    sample = rows.slice(0, SAMPLE_ROWS)
-    found = [VNODE, OP, SEQ]
-    for name in rows.column_names[: -len(found)]:
-        column = sample.column(name)
-        countable = not (pa.types.is_nested(column.type) or pa.types.is_null(column.type))
-        if countable and pc.count_distinct(column, "all").as_py() * 4 <= sample.num_rows:
-            found.append(name)
-    return found
 
 
 def with_vnode(rows: pa.Table, schema: Schema, vnode_count: int) -> pa.Table:

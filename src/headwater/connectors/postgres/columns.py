@@ -1,7 +1,9 @@
-"""Decode one column of Postgres text into an Arrow array. The same code serves COPY and pgoutput, so both agree.
+"""Decode one column of Postgres values into an Arrow array, from their text or from their binary form.
 
-The scanners are in `textscan.py`; which one a column needs is in its `ColumnPlan` (`types.py`). Here: buffers,
-validity, and errors that name the column and never its value.
+The scanners are in `textscan.py` and `binaryscan.py`; which one a column needs is in its `ColumnPlan` (`types.py`).
+Here: buffers, validity, and errors that name the column and never its value, the same for both forms. The stream is
+text, a copy is binary where all columns have a binary decoder: tests/integration/test_postgres_types.py holds the two
+equal for every type.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headwater.connectors.postgres import binaryscan as binary
 from headwater.connectors.postgres import textscan as scan
 from headwater.connectors.postgres.textscan import Bytes, Found, Longs
-from headwater.connectors.postgres.types import ColumnPlan, Kind
+from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.errors import DefiniteError
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1  # Arrow's string and binary have 32-bit offsets
@@ -41,12 +44,21 @@ _FAULTS: Final[dict[int, tuple[str, str]]] = {
 
 
 def decode_column(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    """The values `data[start : start + length]` as an Arrow array of `plan.arrow_type`; a negative length is NULL."""
+    """The texts `data[start : start + length]` as an Arrow array of `plan.arrow_type`; a negative length is NULL."""
+    return _DECODERS[plan.kind](plan, read_only(data), starts, lengths)
+
+
+def decode_binary_column(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    """The same from the values' binary form, for plans whose `wire` is not TEXT_ONLY."""
+    return _BINARY_DECODERS[plan.wire](plan, read_only(data), starts, lengths)
+
+
+def read_only(data: Bytes) -> Bytes:
+    """Compiled code knows read-only arrays as a type of their own: one type here, or every scanner compiles twice."""
     if data.flags.writeable:
-        # Compiled code knows read-only arrays as a type of their own: one type here, or every scanner compiles twice.
         data = data.view()
         data.flags.writeable = False
-    return _DECODERS[plan.kind](plan, data, starts, lengths)
+    return data
 
 
 def _check(plan: ColumnPlan, found: Found) -> None:
@@ -56,7 +68,7 @@ def _check(plan: ColumnPlan, found: Found) -> None:
     if fault == scan.MALFORMED:
         raise DefiniteError(
             "VALUE_MALFORMED",
-            f"column {plan.name} has text that is not a {plan.ddl_type} as Postgres prints it",
+            f"column {plan.name} has a value that is not a {plan.ddl_type} as Postgres sends it",
             hint="the session settings of types.SESSION_SETTINGS must be in force for snapshot and stream",
         )
     what, hint = _FAULTS[fault]
@@ -176,6 +188,109 @@ def _arrays(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.
     )
 
 
+# -- the binary form ------------------------------------------------------------------------------------------------
+
+_WIDTH: Final[dict[str, Any]] = {"SMALLINT": np.int16, "INT": np.int32, "BIGINT": np.int64}
+_BITS: Final[dict[str, Any]] = {"FLOAT": np.int32, "DOUBLE": np.int64}
+
+
+def _binary_bools(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    out = np.empty(starts.size, np.bool_)
+    _check(plan, binary.read_bools(data, starts, lengths, out))
+    return _fixed(plan, lengths, np.packbits(out, bitorder="little"))
+
+
+def _numbers(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs, kind: Any) -> NDArray[Any]:
+    out = np.empty(starts.size, kind)
+    _check(plan, binary.read_numbers(data, starts, lengths, out.itemsize, out))
+    return out
+
+
+def _binary_ints(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    return _fixed(plan, lengths, _numbers(plan, data, starts, lengths, _WIDTH[plan.ddl_type]))
+
+
+def _binary_oids(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    unsigned = _numbers(plan, data, starts, lengths, np.int32).view(np.uint32)
+    return _fixed(plan, lengths, unsigned.astype(np.int64))
+
+
+def _binary_floats(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    return _fixed(plan, lengths, _numbers(plan, data, starts, lengths, _BITS[plan.ddl_type]))
+
+
+def _binary_dates(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    out = np.empty(starts.size, np.int32)
+    _check(plan, binary.read_dates(data, starts, lengths, out))
+    return _fixed(plan, lengths, out)
+
+
+def _binary_timestamps(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    out = np.empty(starts.size, np.int64)
+    _check(plan, binary.read_timestamps(data, starts, lengths, out))
+    return _fixed(plan, lengths, out)
+
+
+def _binary_decimals(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    out = np.empty((starts.size, 2), np.uint64)
+    _check(plan, binary.read_decimals(data, starts, lengths, plan.precision, plan.scale, out))
+    return _fixed(plan, lengths, out)
+
+
+def _binary_raw(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    if plan.kind is Kind.BYTES:
+        return _strings(plan, data, starts, lengths, pa.binary())
+    return _texts(plan, data, starts, lengths)
+
+
+def _binary_jsonb(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    """The text behind one byte that says its version."""
+    given = np.flatnonzero(lengths >= 0)
+    if given.size and (lengths[given].min() < 1 or (data[starts[given]] != 1).any()):
+        _check(plan, (0, scan.MALFORMED))
+    return _texts(plan, data, starts + 1, np.where(lengths < 0, lengths, lengths - 1))
+
+
+def _printed(plan: ColumnPlan, lengths: Longs, sizes: Longs, print_to: Callable[[Any, Bytes], None]) -> pa.Array:
+    offsets = _offsets(plan, sizes)
+    out = np.empty(int(offsets[-1]), np.uint8)
+    print_to(offsets, out)
+    return pa.Array.from_buffers(
+        pa.string(), lengths.size, [validity(lengths), pa.py_buffer(offsets), pa.py_buffer(out)]
+    )
+
+
+def _binary_numerics(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    sizes = np.empty(starts.size, np.int64)
+    _check(plan, binary.numeric_sizes(data, starts, lengths, sizes))
+    texts = (binary.NAN_TEXT, binary.INFINITY_TEXT)
+
+    def print_to(offsets: Any, out: Bytes) -> None:
+        binary.print_numerics(data, starts, lengths, offsets, *texts, out)
+
+    return _printed(plan, lengths, sizes, print_to)
+
+
+def _binary_uuids(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    def print_to(offsets: Any, out: Bytes) -> None:
+        _check(plan, binary.print_uuids(data, starts, lengths, offsets, binary.HEX_DIGITS, out))
+
+    return _printed(plan, lengths, np.where(lengths < 0, -1, 36), print_to)
+
+
+_BINARY_DECODERS: Final[dict[Wire, Callable[[ColumnPlan, Bytes, Longs, Longs], pa.Array]]] = {
+    Wire.BOOL: _binary_bools,
+    Wire.INT: _binary_ints,
+    Wire.OID: _binary_oids,
+    Wire.FLOAT: _binary_floats,
+    Wire.DECIMAL: _binary_decimals,
+    Wire.NUMERIC: _binary_numerics,
+    Wire.RAW: _binary_raw,
+    Wire.JSONB: _binary_jsonb,
+    Wire.UUID: _binary_uuids,
+    Wire.DATE: _binary_dates,
+    Wire.TIMESTAMP: _binary_timestamps,
+}
 _DECODERS: Final[dict[Kind, Callable[[ColumnPlan, Bytes, Longs, Longs], pa.Array]]] = {
     Kind.BOOL: _bools,
     Kind.INT: _ints,

@@ -141,10 +141,22 @@ def split_query(table: TableInfo, columns: Sequence[str], split: Split, absent: 
 
 
 def copy_statement(
-    table: TableInfo, columns: Sequence[str], split: Split, absent: Collection[str] = ()
+    table: TableInfo, columns: Sequence[str], split: Split, absent: Collection[str] = (), *, binary: bool = False
 ) -> sql.Composed:
-    """The same as COPY in text format, which `copytext.py` decodes."""
-    return sql.SQL("COPY ({}) TO STDOUT").format(split_query(table, columns, split, absent))
+    """The same as COPY, in the text format, which `copytext.py` decodes, or the binary one of `copybinary.py`."""
+    form = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)" if binary else "COPY ({}) TO STDOUT")
+    return form.format(split_query(table, columns, split, absent))
+
+
+def current_types(conn: Connection, table: TableInfo, columns: Sequence[str]) -> list[int]:
+    """The columns' types, domains as what they are over. To be called in the reading transaction: they stay so in it.
+
+    Asked of the table itself, since the catalogue is seen as of the transaction's snapshot, and the table as it is now.
+    """
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    with translated("looking at a table's columns"):
+        found = conn.execute(sql.SQL("SELECT {} FROM {} LIMIT 0").format(names, table.from_clause))
+        return [column.type_code for column in found.description or ()]
 
 
 def split_condition(key: Sequence[str], split: Split) -> sql.Composed | None:

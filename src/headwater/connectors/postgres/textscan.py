@@ -14,6 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.connectors.postgres.types import INFINITY_DAYS, INFINITY_MICROS
+
 Bytes = NDArray[Any]  # of uint8; an element is Any, since compiled code and mypy disagree about its arithmetic
 Longs = NDArray[Any]  # of int64
 Found = tuple[int, int]
@@ -30,8 +32,6 @@ _DAY_MICROS: Final = 86_400_000_000
 _LAST_DAY: Final = 106_751_991  # days of the largest int64 of microseconds
 _LAST_DAY_MICROS: Final = 14_454_775_807  # and the microseconds of that day, which mean infinity
 _INT64_TENTH: Final = -922_337_203_685_477_580
-_INFINITY_MICROS: Final = (1 << 63) - 1
-_INFINITY_DAYS: Final = (1 << 31) - 1
 
 
 def compiled(function: F) -> F:
@@ -95,7 +95,7 @@ def parse_ints(data: Bytes, starts: Longs, lengths: Longs, low: int, high: int, 
             acc = acc * 10 - d
             p += 1
         if not negative:
-            if acc == -_INFINITY_MICROS - 1:
+            if acc == -INFINITY_MICROS - 1:
                 return i, OUT_OF_RANGE
             acc = -acc
         if acc < low or acc > high:
@@ -205,7 +205,7 @@ def parse_dates(data: Bytes, starts: Longs, lengths: Longs, out: NDArray[np.int3
         p = starts[i]
         sign = _infinite(data, p, n)
         if sign != 0:
-            out[i] = sign * _INFINITY_DAYS
+            out[i] = sign * INFINITY_DAYS
             continue
         end = p + n
         bc = n > 3 and data[end - 1] == 67 and data[end - 2] == 66 and data[end - 3] == 32
@@ -214,7 +214,7 @@ def parse_dates(data: Bytes, starts: Longs, lengths: Longs, out: NDArray[np.int3
         days, p = _date(data, p, end, bc)
         if p != end:
             return i, MALFORMED
-        if days >= _INFINITY_DAYS or days <= -_INFINITY_DAYS:
+        if days >= INFINITY_DAYS or days <= -INFINITY_DAYS:
             return i, OUT_OF_RANGE
         out[i] = days
     return -1, FINE
@@ -231,7 +231,7 @@ def parse_timestamps(data: Bytes, starts: Longs, lengths: Longs, zoned: bool, ou
         p = starts[i]
         sign = _infinite(data, p, n)
         if sign != 0:
-            out[i] = sign * _INFINITY_MICROS
+            out[i] = sign * INFINITY_MICROS
             continue
         end = p + n
         bc = n > 3 and data[end - 1] == 67 and data[end - 2] == 66 and data[end - 3] == 32

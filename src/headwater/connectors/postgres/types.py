@@ -61,6 +61,25 @@ class Kind(StrEnum):
     ARRAY = "array"
 
 
+class Wire(StrEnum):
+    """How a column's binary form is decoded. A table with a TEXT_ONLY column is copied as text."""
+
+    TEXT_ONLY = ""
+    BOOL = "bool"
+    INT = "int"
+    OID = "oid"
+    FLOAT = "float"
+    DECIMAL = "decimal"
+    NUMERIC = "numeric"
+    """A numeric whose home is a STRING."""
+    RAW = "raw"
+    """Text and bytes as they are."""
+    JSONB = "jsonb"
+    UUID = "uuid"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+
+
 @dataclass(frozen=True, slots=True)
 class TypeOptions:
     """The table options that choose between two lossless homes of a type."""
@@ -126,6 +145,9 @@ class ColumnPlan:
     """The column's number in the source: one that was dropped and made again has another."""
     absent: bool = False
     """The source has no such column any more: it is NULL."""
+    wire: Wire = Wire.TEXT_ONLY
+    wire_oid: int = 0
+    """The type that `wire` is of (a domain's base): bytes of another one must not be taken for it."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -137,7 +159,8 @@ class ColumnPlan:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         element = data.get("element")
-        return cls(**{**data, "kind": Kind(data["kind"]), "element": cls.from_dict(element) if element else None})
+        known = {**data, "kind": Kind(data["kind"]), "wire": Wire(data.get("wire", Wire.TEXT_ONLY))}
+        return cls(**{**known, "element": cls.from_dict(element) if element else None})
 
 
 _BY_OID: Final[dict[int, tuple[str, Kind]]] = {
@@ -154,6 +177,34 @@ _BY_OID: Final[dict[int, tuple[str, Kind]]] = {
     1184: ("TIMESTAMP", Kind.TIMESTAMP),
 }
 NUMERIC_OID: Final = 1700
+_WIRE_BY_KIND: Final[dict[Kind, Wire]] = {
+    Kind.BOOL: Wire.BOOL,
+    Kind.INT: Wire.INT,
+    Kind.FLOAT: Wire.FLOAT,
+    Kind.DECIMAL: Wire.DECIMAL,
+    Kind.BYTES: Wire.RAW,
+    Kind.DATE: Wire.DATE,
+    Kind.TIMESTAMP: Wire.TIMESTAMP,
+}
+_WIRE_BY_OID: Final[dict[int, Wire]] = {
+    19: Wire.RAW,  # name
+    25: Wire.RAW,  # text
+    26: Wire.OID,
+    114: Wire.RAW,  # json
+    1042: Wire.RAW,  # char(n), blanks included as in its text
+    1043: Wire.RAW,  # varchar
+    NUMERIC_OID: Wire.NUMERIC,
+    2950: Wire.UUID,
+    3802: Wire.JSONB,
+}
+
+
+def _wire(col: PgColumn, kind: Kind) -> Wire:
+    """The binary form of a type; TEXT_ONLY for those whose text only Postgres itself can print."""
+    if kind is Kind.TEXT and col.typtype == "e":
+        return Wire.RAW  # the label
+    by_kind = _WIRE_BY_KIND.get(kind, Wire.TEXT_ONLY)
+    return by_kind if kind is Kind.DECIMAL else _WIRE_BY_OID.get(col.type_oid, by_kind)
 
 
 def column_plan(col: PgColumn, options: TypeOptions = DEFAULT_OPTIONS) -> ColumnPlan:
@@ -201,7 +252,15 @@ def _plan(col: PgColumn, kind_of: PgColumn, options: TypeOptions) -> ColumnPlan:
 
     def plan(ddl: str, kind: Kind, **more: Any) -> ColumnPlan:
         return ColumnPlan(
-            col.name, ddl, kind, type_oid=col.type_oid, key_position=col.key_position, attnum=col.attnum, **more
+            col.name,
+            ddl,
+            kind,
+            type_oid=col.type_oid,
+            key_position=col.key_position,
+            attnum=col.attnum,
+            wire=_wire(kind_of, kind),
+            wire_oid=kind_of.type_oid,
+            **more,
         )
 
     if kind_of.element is not None:

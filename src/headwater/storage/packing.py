@@ -1,0 +1,79 @@
+"""How the columns of a segment are packed, chosen from a sample of their values; each file says for itself what it is.
+
+- Few distinct values: a dictionary. Others are twice as fast to write, and smaller, without one.
+- Whole numbers and times near their neighbours, as keys and times of a sorted segment mostly are: their differences.
+  Smaller than compressed numbers, and faster to write and to read.
+- What else shrinks well is compressed. A column that hardly shrinks costs more time, now and at each read, than its
+  bytes do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.model.schema import OP, SEQ, VNODE
+
+SAMPLE_ROWS: Final = 4096  # rows are in the order of a hash, so the first ones are a fair sample
+CODEC: Final = "zstd"
+CODEC_LEVEL: Final = 1
+WORTH: Final = 0.4  # of its size: what shrinks less is not packed
+DIFFERENCES: Final = "DELTA_BINARY_PACKED"
+_BLOCK: Final = 128  # differences share a base, and each quarter of a block one number of bits
+
+
+def packing(rows: pa.Table) -> dict[str, Any]:
+    """What `pyarrow.parquet.write_table` is to be told about a table that ends with `_vnode`, `_op` and `_seq`."""
+    sample = rows.slice(0, SAMPLE_ROWS)
+    repeating = [n for n in rows.column_names if n in (VNODE, OP, SEQ) or _repeats(sample.column(n))]
+    near = [n for n in rows.column_names if n not in repeating and _are_near(sample.column(n))]
+    packed: dict[str, Any] = {"use_dictionary": repeating}
+    if near:
+        packed["column_encoding"] = dict.fromkeys(near, DIFFERENCES)
+    return packed | _compression(sample, repeating, near)
+
+
+def _repeats(sample: pa.ChunkedArray) -> bool:
+    countable = not (pa.types.is_nested(sample.type) or pa.types.is_null(sample.type))
+    return bool(countable and pc.count_distinct(sample, "all").as_py() * 4 <= len(sample))
+
+
+def _are_near(sample: pa.ChunkedArray) -> bool:
+    kind = sample.type
+    if not (pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
+        return False
+    wide = kind.bit_width == 64
+    values = sample.drop_null().cast(pa.int64() if wide else pa.int32(), safe=False).to_numpy()
+    return difference_bits(values) <= (64 if wide else 32) * WORTH
+
+
+def difference_bits(values: Any) -> float:
+    """How many bits a difference takes on average."""
+    steps = np.diff(values.astype(np.int64))
+    whole = steps[: steps.size - steps.size % _BLOCK].reshape(-1, 4, _BLOCK // 4)
+    if whole.size == 0:
+        return 0.0
+    above = (whole - whole.min(axis=(1, 2), keepdims=True)).view(np.uint64).max(axis=2)
+    return float(np.ceil(np.log2(above.astype(np.float64) + 1)).mean())
+
+
+def _compression(sample: pa.Table, repeating: Sequence[str], near: Sequence[str]) -> dict[str, Any]:
+    if any(pa.types.is_nested(field.type) for field in sample.schema):
+        return {"compression": CODEC, "compression_level": CODEC_LEVEL}  # leaves have other names than columns
+    others = [n for n in sample.column_names if n not in near]
+    compressed = [n for n in others if n in repeating or _shrinks(sample.column(n))]
+    return {
+        "compression": dict.fromkeys(sample.column_names, "none") | dict.fromkeys(compressed, CODEC),
+        "compression_level": dict.fromkeys(compressed, CODEC_LEVEL),
+    }
+
+
+def _shrinks(sample: pa.ChunkedArray) -> bool:
+    data = sample.take(np.arange(len(sample))).combine_chunks().buffers()[-1]  # a slice would bring all of its buffer
+    if data is None or data.size == 0:
+        return True
+    return bool(pa.Codec(CODEC, CODEC_LEVEL).compress(data).size <= data.size * WORTH)

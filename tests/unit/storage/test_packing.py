@@ -1,0 +1,60 @@
+"""How columns of segments are packed."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headwater.storage.packing import DIFFERENCES, difference_bits, packing
+
+ROWS = 5000
+RANDOM = np.random.default_rng(1)
+
+
+def table(**columns: object) -> pa.Table:
+    hidden = {"_vnode": pa.array(np.zeros(ROWS, np.int32)), "_op": pa.array(np.ones(ROWS, np.int8))}
+    return pa.table({**columns, **hidden, "_seq": pa.array(np.zeros(ROWS, np.int64))})
+
+
+def written(rows: pa.Table) -> pq.FileMetaData:
+    out = io.BytesIO()
+    pq.write_table(rows, out, **packing(rows))
+    assert pq.read_table(out).equals(rows)
+    return pq.read_metadata(out).row_group(0)
+
+
+@pytest.mark.parametrize(
+    ("values", "encoding", "codec"),
+    [
+        (pa.array(np.arange(ROWS) * 3), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array([None if i % 7 == 0 else i for i in range(ROWS)], pa.int32()), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array(np.arange(ROWS) * 1_000_003, pa.timestamp("us", tz="UTC")), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array(RANDOM.integers(-(2**63), 2**63 - 1, ROWS)), "PLAIN", "UNCOMPRESSED"),
+        (pa.array([f"{x:x}" for x in RANDOM.integers(2**60, 2**62, ROWS)]), "PLAIN", "UNCOMPRESSED"),
+        (pa.array([f"the customer with the number {i}" for i in range(ROWS)]), "PLAIN", "ZSTD"),
+        (pa.array(np.arange(ROWS) % 10), "RLE_DICTIONARY", "ZSTD"),
+        (pa.nulls(ROWS, pa.string()), "RLE_DICTIONARY", "ZSTD"),
+        (pa.array([[i] for i in range(ROWS)]), "PLAIN", "ZSTD"),
+    ],
+)
+def test_column_is_packed_by_what_it_holds(values: pa.Array, encoding: str, codec: str) -> None:
+    column = written(table(c=values)).column(0)
+    assert encoding in column.encodings and column.compression == codec
+
+
+def test_differences_are_counted_in_bits() -> None:
+    assert difference_bits(np.arange(1000)) == 0
+    assert 9 < difference_bits(RANDOM.integers(0, 500, 10_000)) < 11
+    assert difference_bits(RANDOM.integers(-(2**63), 2**63 - 1, 10_000)) > 60
+    assert difference_bits(np.array([5])) == 0
+
+
+def test_empty_table_can_be_packed() -> None:
+    rows = table(c=pa.array(np.arange(ROWS))).slice(0, 0)
+    out = io.BytesIO()
+    pq.write_table(rows, out, **packing(rows))
+    assert pq.read_table(out).num_rows == 0
