@@ -40,6 +40,9 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.sql.catalogImplementation": "in-memory",
+    # Spark keeps 100 pieces of compiled code, and a refresh has some 25: beyond four views each would be compiled again
+    # at every barrier, first by Spark and then by the JVM, which took 20 times as long as the refreshes themselves.
+    "spark.sql.codegen.cache.maxEntries": "10000",
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "headwater.spark.daemon",
     "spark.ui.retainedJobs": "2000",
