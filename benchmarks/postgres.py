@@ -51,9 +51,9 @@ class Bench:
             f"backfill.num_rows_per_split='{rows_per_split}')"
         )
 
-    def live(self) -> None:
+    def live(self, look_s: float = 0.05) -> None:
         while any(j["state"] != "live" for j in self.engine.status()["jobs"]):
-            time.sleep(0.05)
+            time.sleep(look_s)
 
     def end_of_log(self) -> int:
         return parse_lsn(self.db.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0])
@@ -144,14 +144,14 @@ def _name(process: psutil.Process) -> str:
 
 def snapshot(scale: Scale) -> Iterator[Figure]:
     """A table into a committed one, against COPY to nowhere, Spark's JDBC source, and the Debezium engine."""
-    rows = scale.rows(2_000_000)
-    with bench(scale, rows, interval_ms=250) as b:
+    rows = scale.rows(10_000_000, least=10_000)
+    with bench(scale, rows) as b:
         warm_up(b)
         plain = copy_to_nowhere(b, rows)
         with Usage() as usage:
             begin = time.perf_counter()
-            b.capture(max(1000, rows // 10))
-            b.live()
+            b.capture(max(1000, rows // 50))
+            b.live(0.25)
             ours = time.perf_counter() - begin
         reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {rows / plain:,.0f} rows/s"
         ratio = plain / ours

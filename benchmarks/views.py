@@ -81,8 +81,9 @@ class Rows:
 class Load:
     """Changes at a steady rate, and how long each batch took until a checkpoint held it."""
 
-    def __init__(self, engine: Any, rows: Rows) -> None:
+    def __init__(self, engine: Any, rows: Rows, changes_per_s: int = CHANGES_PER_S) -> None:
         self.engine, self.rows = engine, rows
+        self.batch = changes_per_s // BATCHES_PER_S
         self.seconds: list[float] = []
         self._stop = threading.Event()
 
@@ -95,7 +96,7 @@ class Load:
         watcher.start()
         begin = time.monotonic()
         for number in count(1):
-            rows = self.rows.changes(CHANGES_PER_S // BATCHES_PER_S)
+            rows = self.rows.changes(self.batch)
             waiting.append((self.engine.call(self._stage(rows)), time.monotonic()))
             due = begin + number / BATCHES_PER_S
             if due - begin > seconds:
@@ -191,6 +192,44 @@ def creating(scale: Scale) -> Iterator[Figure]:
         "≤ 1.5 ×",
         during <= 1.5 * before,
     )
+
+
+MANY: tuple[tuple[str, str], ...] = (
+    ("revenue", JOIN),
+    ("buckets", GROUPED),
+    ("large", ROWWISE),
+    ("named", "SELECT o.id, o.amount, c.country FROM orders o JOIN customers c ON o.customer_id = c.customer_id"),
+    ("highest", "SELECT country, max(amount) AS most, count(*) AS orders FROM named GROUP BY country"),
+    ("amounts", "SELECT customer_id, count(DISTINCT amount) AS amounts FROM orders GROUP BY customer_id"),
+    (
+        "best",
+        "SELECT id, customer_id, amount FROM (SELECT *, row_number() OVER (PARTITION BY customer_id "
+        "ORDER BY amount DESC, id) AS place FROM orders) WHERE place <= 2",
+    ),
+    ("totals", "SELECT sum(total) AS total, sum(orders) AS orders FROM revenue"),
+)
+
+
+def many(scale: Scale) -> Iterator[Figure]:
+    """How fresh views are when there are several, of all strategies and on each other, under 1,000 changes/s."""
+    from headwater import Engine
+
+    rows = Rows(scale.rows(200_000, least=10_000))
+    with Engine(scale.folder / "data") as engine:
+        _loaded(engine, rows)
+        load = Load(engine, rows, 1_000)
+        there = 0
+        for number in (1, 4, 8):
+            for name, query in MANY[there:number]:
+                engine.sql(f"CREATE MATERIALIZED VIEW {name} AS {query}")
+            engine.sql("WAIT")
+            there = number
+            load.run(scale.seconds(40))  # the JVM compiles its hot paths, of each view others
+            waits = load.run(scale.seconds(30))
+            what = f"freshness with {number} views, 1,000 changes/s on {rows.orders:,} rows, p50"
+            yield Figure(what, percentile(waits, 0.5), "s", f"p99 {percentile(waits, 0.99):.2f} s")
+        engine.sql("FLUSH")
+        _same(engine, "revenue", JOIN)
 
 
 def _same(engine: Any, view: str, query: str) -> None:
@@ -347,4 +386,10 @@ def flat(scale: Scale) -> Iterator[Figure]:
         )
 
 
-BENCHMARKS: dict[str, Benchmark] = {"freshness": freshness, "cost": cost, "flat": flat, "creating": creating}
+BENCHMARKS: dict[str, Benchmark] = {
+    "freshness": freshness,
+    "many": many,
+    "cost": cost,
+    "flat": flat,
+    "creating": creating,
+}
