@@ -136,7 +136,7 @@ SOURCES: Final[dict[str, str]] = {
     "COLUMNS_LEFT_OUT": "`(*)` left out columns that the source does not stream (generated ones); a notice",
     "COLUMN_NOT_FOUND": "the source's table has no such column",
     "COLUMN_TYPE_DIFFERS": "a column is declared otherwise than it arrives",
-    "COPY_MALFORMED": "a line of the copy does not have the expected fields",
+    "COPY_MALFORMED": "a row of the copy does not have the expected fields",
     "GENERATED_COLUMN": "this Postgres does not stream generated columns",
     "INVALID_OPTION": "an option of the source has an invalid value",
     "INVALID_POSITION": "a text is not a position in the source's log",
