@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -90,13 +91,22 @@ class LogStoreMachine(RuleBasedStateMachine):
         self.reader.start_from(self.target_epoch)
         self.next_epoch = max(self.next_epoch, self.meta.committed_to + 1)
         self.written: dict[int, int] = {}
+        self.chunks: list[ChunkRef] = []
 
-    @rule(rows=st.integers(0, 30), resident=st.booleans())
-    def write(self, rows: int, resident: bool) -> None:
+    @rule(rows=st.integers(0, 30))
+    def write(self, rows: int) -> None:
         chunk = ChunkRef(self.next_epoch, self.next_seq, self.next_seq + rows, rows, rows * 10, (f"s{self.next_seq}",))
-        self.writer.write_chunk(chunk, object() if resident else None)
+        self.chunks.append(self.writer.write_chunk(chunk))
         self.next_seq += rows + 1
         self.written[self.next_epoch] = self.written.get(self.next_epoch, 0) + rows
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data())
+    def hold_rows(self, data: st.DataObject) -> None:
+        """Rows are read beside everything else: their epoch may be truncated by then, or be out of the buffer."""
+        chunk = data.draw(st.sampled_from(self.chunks))
+        if self.buffer.keep(chunk, pa.table({"epoch": pa.array([chunk.epoch] * chunk.rows, pa.int64())})):
+            assert chunk.epoch > self.buffer.complete_after
 
     @rule()
     def barrier(self) -> None:
@@ -147,7 +157,8 @@ class LogStoreMachine(RuleBasedStateMachine):
             return
         assert self.target_epoch is None or self.target_epoch <= self.batch.from_epoch
         for ref in self.batch.refs:
-            self.target += [ref.epoch] * ref.rows
+            held = self.buffer.rows_of(ref)
+            self.target += [ref.epoch] * ref.rows if held is None else held.column("epoch").to_pylist()
         self.target_epoch = self.batch.to_epoch
 
     @precondition(
@@ -187,7 +198,8 @@ class LogStoreMachine(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         if hasattr(self, "meta"):
-            assert self.buffer.resident_rows <= self.bounds["max_rows"]
+            assert 0 <= self.buffer.resident_rows <= self.bounds["max_rows"]
+            assert 0 <= self.buffer.resident_bytes <= self.bounds["max_bytes"]
             assert len(self.buffer) <= self.bounds["max_epochs"]
 
     @invariant()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from headwater.logstore.buffer import LogBuffer
 from headwater.logstore.chunk import ChunkRef, LogEpoch
@@ -17,7 +16,7 @@ class LogStoreWriter:
         self.sealed_to = sealed_to
         self._open: list[ChunkRef] = []
 
-    def write_chunk(self, chunk: ChunkRef, payload: Any = None) -> ChunkRef:
+    def write_chunk(self, chunk: ChunkRef) -> ChunkRef:
         """Append a chunk of the epoch that is open; an empty one is skipped. Gives the chunk with its id in the
         epoch.
         """
@@ -31,8 +30,6 @@ class LogStoreWriter:
         if chunk.rows == 0:
             return numbered
         self._open.append(numbered)
-        if payload is not None:
-            self._buffer.keep(numbered, payload)
         return numbered
 
     def flush(self, epoch: int, *, checkpoint: bool = True) -> LogEpoch:

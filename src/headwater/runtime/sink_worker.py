@@ -26,6 +26,8 @@ from headwater.runtime.registry import schema_of
 from headwater.runtime.replay import Replay, letters_of, replay_letters, settle_replay
 from headwater.runtime.rewind import ask_rewind, do_rewind
 from headwater.runtime.sink_log import ChangeLog, log_store_row
+from headwater.runtime.sink_rows import SinkRows
+from headwater.sink.batch import not_append_only
 from headwater.sink.delivery import Delivered, DeliveryLoop
 from headwater.sink.registry import open_sink, sink_options
 from headwater.sink.sink import Token
@@ -73,6 +75,7 @@ class SinkWorker:
         self.writer = LogStoreWriter(self.buffer, self.buffer.complete_after)
         self.reader = LogStoreReader(state, ChangeLog(core, self.source_id), self.buffer)
         self.reader.committed(self.buffer.complete_after)
+        self.rows = SinkRows(core, self.source_id, self.buffer)
         self.backoff = Backoff(time.monotonic, core.rng)
         self.task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -89,6 +92,7 @@ class SinkWorker:
         self._must_reach: int | None = None  # a range that is partly in the target ends here and is not cut
         self._next_at = 0.0
         self._stopping = False
+        self._given_up = False  # what a thread of ours still does must not be published
         self.failed = False
         self._state = job.state
 
@@ -158,6 +162,7 @@ class SinkWorker:
             # A delivery under way is let finish: cutting it would only mean doing it again.
             done, _ = await asyncio.wait({self.task}, timeout=5.0)
             if not done:
+                self._given_up = True
                 self.core.jobs.cancel(f"sink-{self.job_id}-")
                 self.task.cancel()
                 await asyncio.gather(self.task, return_exceptions=True)
@@ -214,8 +219,6 @@ class SinkWorker:
 
     def _explained(self, error: Exception) -> HeadwaterError:
         if "SINK_NOT_APPEND_ONLY" in str(error):
-            from headwater.spark.sink import not_append_only
-
             return not_append_only(self.name)
         log.warning("sink %s failed", self.name, exc_info=error)
         return TransientError("SINK_FAILED", f"sink {self.name} failed: {type(error).__name__}", hint="it is retried")
@@ -411,8 +414,9 @@ class SinkWorker:
         batch = None
         if reason := self._held_by(loop.pace.limit):
             self.core.report_progress(self.job_id, waiting_for=reason)
-        elif wait <= 0:
-            batch = self._next_batch(options, loop.pace.limit)
+        else:
+            await self._hold_rows(loop, options)
+            batch = self._next_batch(options, loop.pace.limit) if wait <= 0 else None
         if batch is None:
             self._wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -437,12 +441,26 @@ class SinkWorker:
         rows = options.batch_max_rows if limit is None else min(options.batch_max_rows, limit)
         return self.reader.next_batch(rows, options.batch_max_epochs)
 
+    async def _hold_rows(self, loop: DeliveryLoop, options: Any) -> None:
+        """Have the rows of new small epochs in memory, where the sink can take them from there."""
+        source = self.source()
+        if not self.rows.suits(loop.sink, source, options, self.key()):
+            return
+        if chunks := self.rows.unread(self.reader.committed_to):
+            self.rows.keep(await self.in_thread(lambda: self.rows.read(source, chunks)))
+
     async def _deliver(self, loop: DeliveryLoop, batch: LogBatch, options: Any) -> None:
         source = self.source()
+        # A range that is partly in the target is cut into slices as it was, by Spark.
+        held = self.rows.of(batch) if self._must_reach is None else None
 
         def frame() -> Any:
             from headwater.spark.delivery import change_batch
 
+            if held is not None:
+                small = self.rows.change_batch(self.name, source, batch, held, options)
+                if small is not None:
+                    return small
             return change_batch(self.core, source, batch.from_epoch, batch.to_epoch, options, self.key())
 
         delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, frame, self.hold))
@@ -450,6 +468,8 @@ class SinkWorker:
 
     def hold(self, token: Token) -> None:
         """Called by the delivering thread before a commit: a batch with letters is noted with a checkpoint first."""
+        if self._given_up:
+            raise TransientError("SINK_FAILED", f"sink {self.name} has stopped")
         letters = token.payload.get("dead_letters")
         if letters:
             noted = asyncio.run_coroutine_threadsafe(self._hold(held(token.to_epoch, letters)), self._events)

@@ -14,15 +14,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headwater.model.schema import OP, SEQ, VNODE, Schema
+from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.model.types import arrow_type
 from headwater.model.vnode import vnodes
-from headwater.storage.checkpoint import NewSegment
+from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir, segment_path
 
 ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
 
 SAMPLE_ROWS: Final = 4096
+ROWS_AT_A_TIME: Final = 1024
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -136,7 +137,49 @@ def _read_one(data_dir: DataDir, path: str, wanted: pa.Schema, where: pc.Express
     present = set(pq.read_schema(target, filesystem=fs).names)
     names = [n for n in wanted.names if n in present]
     table = pq.read_table(target, filesystem=fs, columns=names, filters=where, partitioning=None)
+    return _conforming(table, wanted)
+
+
+def _conforming(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    present = set(table.column_names)
     for i, field in enumerate(wanted):
         if field.name not in present:
             table = table.add_column(i, field, pa.nulls(table.num_rows, field.type))
     return table.select(wanted.names).cast(wanted)
+
+
+def read_held(data_dir: DataDir, schema: Schema, segments: Sequence[Segment], max_bytes: int) -> pa.Table | None:
+    """The rows of small change-log segments, to be held in memory; None if they would be more than so many bytes.
+
+    Rows of a base segment (a hand-over) get a `_seq` below every change's: a change of the same epochs is newer.
+    """
+    wanted = arrow_schema(schema)
+    parts: list[pa.Table] = []
+    for segment in segments:
+        table = _read_small(data_dir, segment.path, wanted, max_bytes - sum(p.nbytes for p in parts))
+        if table is None:
+            return None
+        if segment.kind == "base":
+            older = pa.array(np.full(table.num_rows, -1, np.int64))
+            table = table.set_column(wanted.names.index(SEQ), wanted.field(SEQ), older)
+            upsert = pa.array(np.full(table.num_rows, OP_UPSERT, np.int8))
+            table = table.set_column(wanted.names.index(OP), wanted.field(OP), upsert)
+        parts.append(table)
+    return pa.concat_tables(parts) if parts else wanted.empty_table()
+
+
+def _read_small(data_dir: DataDir, path: str, wanted: pa.Schema, max_bytes: int) -> pa.Table | None:
+    """Some rows at a time: a file says little about how large its rows are, values may be repeated in it."""
+    fs, target = data_dir.path(path)
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    with fs.open_input_file(target) as source, pq.ParquetFile(source) as file:
+        names = [n for n in wanted.names if n in set(file.schema_arrow.names)]
+        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=names, use_threads=False):
+            size += batch.nbytes
+            if size > max_bytes:
+                return None
+            batches.append(batch)
+        empty = pa.schema([file.schema_arrow.field(n) for n in names])
+    table = pa.Table.from_batches(batches) if batches else empty.empty_table()
+    return _conforming(table, wanted)

@@ -1,7 +1,9 @@
 """The Kafka sink: tasks encode messages in parallel into staged files, then tasks send them in transactions.
 
     write    one job: every partition encodes its rows column-wise (`encode.py`) under `staging.path`
-    commit   one job: one task per producer sends the staged files; rows never pass through the engine
+    commit   one job: one task per producer sends the staged files
+
+Both are done in the engine, by the same tasks, for rows that it holds already; other rows never pass through it.
 
 `staging.path` must be reachable by the engine and by the executors. A Kafka transaction belongs to one producer.
 
@@ -76,7 +78,7 @@ class KafkaSink(BaseSink):
         self.place = Place(options, name, generation)
         root = options["staging.path"] or f"{tempfile.gettempdir()}/headwater-kafka"
         self._staging = Path(root).absolute() / f"{name}-{self.topic}"
-        self._spark: Any = None
+        self._last: Any = None  # the batch that was written
         self._prefixes: tuple[bytes, bytes] | None = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
@@ -109,13 +111,18 @@ class KafkaSink(BaseSink):
             rows=0, directory=str(self._staging / token.attempt), intent=intent["id"], producers=intent["producers"]
         )
 
-    def write(self, token: Token, df: Any) -> Token:
+    @property
+    def takes_rows(self) -> bool:
+        """Rows in memory are sent by one producer; one that is not to be atomic is cut into slices, by Spark."""
+        return bool(self.options["atomic"])
+
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks, sliced
 
-        self._spark = df.sparkSession
+        self._last = batch
         Path(token.payload["directory"]).mkdir(parents=True)
         task = encode_task(self._form(), token.payload["directory"], self.dead_letter_prefix(token))
-        rows = sliced(df, self.key or self.column_names, int(token.payload["producers"]), SLICE)
+        rows = sliced(batch, self.key or self.column_names, int(token.payload["producers"]), SLICE)
         results = run_tasks(rows, task)
         files: dict[str, list[str]] = {}
         for result in results:
@@ -175,10 +182,9 @@ class KafkaSink(BaseSink):
             raise IndeterminateError("SINK_COMMIT_UNKNOWN", message, detail=f"{error.code} {error.detail}") from None
 
     def _send(self, token: Token, producers: int) -> None:
-        from headwater.spark.sink import active_session, run_tasks
+        from headwater.spark.sink import numbered_tasks, run_tasks
 
-        spark = self._spark or active_session()
-        numbers = spark.range(0, producers, 1, producers)
+        numbers = numbered_tasks(producers, like=self._last)
         run_tasks(numbers, send_task(self.place, token, alone=producers == 1), commits=True)
 
     def _progress(self, epoch: int | None) -> dict[bytes, Mapping[str, Any] | None]:
