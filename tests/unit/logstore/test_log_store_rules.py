@@ -50,6 +50,16 @@ def test_small_epochs_are_delivered_as_one_batch() -> None:
     assert reader.next_batch(100, 10) is None
 
 
+def test_an_epoch_that_only_emptied_the_table_is_delivered_too() -> None:
+    writer, reader, _ = log()
+    writer.write_chunk(ChunkRef(1, 0, 0, 0, 0, ()))
+    writer.flush(1)
+    reader.committed(1)
+    assert reader.backlog().epochs == 1
+    batch = reader.next_batch(100, 10)
+    assert batch is not None and not batch.empty
+
+
 def test_an_epoch_larger_than_the_batch_is_delivered_whole() -> None:
     writer, reader, _ = log()
     for part in range(3):
