@@ -25,10 +25,11 @@ from headwater.runtime.letters import HeldLetters, held, letter_rows
 from headwater.runtime.registry import schema_of
 from headwater.runtime.replay import Replay, letters_of, replay_letters, settle_replay
 from headwater.runtime.rewind import ask_rewind, do_rewind
+from headwater.runtime.sink_batches import changes_between, changes_of, snapshot_of
 from headwater.runtime.sink_log import ChangeLog, log_store_row
 from headwater.runtime.sink_rows import SinkRows
 from headwater.sink.batch import not_append_only
-from headwater.sink.delivery import Delivered, DeliveryLoop
+from headwater.sink.delivery import Delivered, DeliveryLoop, went_back
 from headwater.sink.registry import open_sink, sink_options
 from headwater.sink.sink import Token
 from headwater.storage.checkpoint import Contribution, JobRow
@@ -73,7 +74,8 @@ class SinkWorker:
         state = LogStoreState.from_dict(stored) if stored else LogStoreState.starting_at(0)
         self.buffer = LogBuffer(core.meta.committed_epoch())
         self.writer = LogStoreWriter(self.buffer, self.buffer.complete_after)
-        self.reader = LogStoreReader(state, ChangeLog(core, self.source_id), self.buffer)
+        log = ChangeLog(core, self.source_id)
+        self.reader = LogStoreReader(state, log, self.buffer, vnode_count=core.vnode_count)
         self.reader.committed(self.buffer.complete_after)
         self.rows = SinkRows(core, self.source_id, self.buffer)
         self.backoff = Backoff(time.monotonic, core.rng)
@@ -307,17 +309,20 @@ class SinkWorker:
                 await self.in_thread(lambda: loop.sink.reset(None))
             found = begun = None
         self._must_reach = begun[1] if begun is not None else None
+        landed = await self._landed(loop, begun, options)
         refused = self._settle_letters(found)
         if found is not None:
             await self._count_landed(found, options, refused)
         if not self.fresh:
             self.reader.start_from(found)  # at once: what was counted must not be counted again
+            self._note_part(begun, landed, found)
             if self.rewinding is not None:
                 await self._do_rewind(loop)
                 found = None
             await settle_replay(self, loop, options, found)
             return
         if begun is not None and begun[0] == 0:
+            self.reader.partly(begun[1], landed)
             await self._deliver_snapshot(loop, options, begun[1])
         elif found is not None:
             self._restart_at(found)
@@ -326,6 +331,23 @@ class SinkWorker:
         else:
             await self._deliver_snapshot(loop, options)
         self.fresh = False
+        self._dirty = True
+
+    async def _landed(self, loop: DeliveryLoop, begun: tuple[int, int] | None, options: Any) -> frozenset[int]:
+        """The vnodes that the target has of the batch under way.
+
+        Rows that were refused are known of a batch that is written whole: with dead letters all of it is.
+        """
+        if begun is None or options.dead_letters:
+            return frozenset()
+        landed: frozenset[int] = await self.in_thread(lambda: loop.landed(self.core.vnode_count))
+        return landed
+
+    def _note_part(self, begun: tuple[int, int] | None, landed: frozenset[int], found: int | None) -> None:
+        known = self.reader.state.per_vnode or ()
+        if self.rewinding is None and not {v for v, _ in known} <= landed:
+            raise went_back(self.name, f"delivered {len(known)} vnodes up to epoch {known[0][1].epoch}", found)
+        self.reader.partly(begun[1] if begun is not None else 0, landed)
         self._dirty = True
 
     def _settle_letters(self, found: int | None) -> int:
@@ -348,15 +370,8 @@ class SinkWorker:
         if not whole and not self.core.meta.change_epochs(self.source_id, after, found, 1):
             return
 
-        def count() -> int:
-            from headwater.spark.delivery import change_batch, snapshot_batch
-
-            source, key = self.source(), self.key()
-            if whole:
-                return int(snapshot_batch(self.core, source, found, options, key).count())
-            return int(change_batch(self.core, source, after, found, options, key).count())
-
-        self._count(await self.in_thread(count) - refused)
+        made = snapshot_of(self, None, found, options) if whole else changes_between(self, None, after, found, options)
+        self._count(await self.in_thread(made.count) - refused)
 
     def _count(self, rows: int) -> None:
         self.core.report_progress(self.job_id, rows=self.core.progress_of(self.job_id).rows + max(0, rows))
@@ -373,16 +388,11 @@ class SinkWorker:
                 raise TransientError("SINK_FAILED", f"sink {self.name} stops before its snapshot")
             await asyncio.sleep(IDLE_S)
         epoch = epoch or self.core.meta.committed_epoch()
-        source = self.source()
         total = sum(x.rows for x in self.core.meta.segments_at(self.source_id, epoch))
         self.core.report_progress(self.job_id, phase="snapshot", total_rows=total, rows=0, waiting_for="")
-
-        def frame() -> Any:
-            from headwater.spark.delivery import snapshot_batch
-
-            return snapshot_batch(self.core, source, epoch, options, self.key())
-
-        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, frame, self.hold))
+        made = snapshot_of(self, loop.sink, epoch, options)
+        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, made, self.hold))
+        self._count(made.there)
         self.reader.state = LogStoreState.starting_at(epoch).delivered(epoch)
         self.reader.rewind()
         self._must_reach = None
@@ -450,20 +460,10 @@ class SinkWorker:
             self.rows.keep(await self.in_thread(lambda: self.rows.read(source, chunks)))
 
     async def _deliver(self, loop: DeliveryLoop, batch: LogBatch, options: Any) -> None:
-        source = self.source()
         # A range that is partly in the target is cut into slices as it was, by Spark.
-        held = self.rows.of(batch) if self._must_reach is None else None
-
-        def frame() -> Any:
-            from headwater.spark.delivery import change_batch
-
-            if held is not None:
-                small = self.rows.change_batch(self.name, source, batch, held, options)
-                if small is not None:
-                    return small
-            return change_batch(self.core, source, batch.from_epoch, batch.to_epoch, options, self.key())
-
-        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, frame, self.hold))
+        made = changes_of(self, loop.sink, batch, options, in_memory=self._must_reach is None)
+        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, made, self.hold))
+        self._count(made.there)
         self.note(delivered)
 
     def hold(self, token: Token) -> None:

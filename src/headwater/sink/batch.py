@@ -25,6 +25,10 @@ class RowBatch:
 
     rows: pa.Table
 
+    @property
+    def columns(self) -> list[str]:
+        return list(self.rows.column_names)
+
 
 def net_rows(parts: Sequence[pa.Table], key: Sequence[str]) -> pa.Table:
     """The newest row per key of rows as segments have them.
@@ -50,6 +54,11 @@ def not_append_only(sink: str) -> DefiniteError:
         f"sink {sink} is append-only, but its input deletes rows",
         hint="use type='upsert' with a primary_key, or force_append_only='true' to drop deletes",
     )
+
+
+def wants_vnodes(sink: Any) -> bool:
+    """Whether a sink publishes in parts, and wants the rows of a vnode to be in one of them."""
+    return bool(getattr(sink, "wants_vnodes", False))
 
 
 def takes_rows(sink: Any) -> bool:

@@ -128,7 +128,8 @@ class Sink(Protocol):
     empty DataFrame is legal: the epoch is still committed. A batch holds whole epochs, hence whole source
     transactions. A sink that does nothing with a batch but hand it to `spark.sink.run_tasks` may say `takes_rows =
     True`: it then gets small batches as a `RowBatch` (`batch.py`) of the same columns, and its task runs once, in the
-    engine.
+    engine. One that publishes a batch in several steps and says `wants_vnodes = True` also gets `_vnode INT`, last,
+    where each row is one of its input's.
 
     Staging. What `write` does is invisible to readers of the target, however it ends, and runs as one Spark job over
     all partitions in parallel. A Spark task may run twice: only the attempt that Spark reports as successful may

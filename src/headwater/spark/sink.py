@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from headwater import errors
 from headwater.errors import HeadwaterError, IndeterminateError, TransientError
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, quoted
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VNODE, quoted
 from headwater.sink.batch import RowBatch
 from headwater.spark.batches import gathered, map_batches
 
@@ -106,12 +106,18 @@ def numbered_tasks(count: int, like: DataFrame | RowBatch | None) -> DataFrame |
 
 
 def sliced(df: DataFrame | RowBatch, by: Sequence[str], count: int, name: str) -> DataFrame | RowBatch:
-    """The rows with the number of their slice, 0 to `count` - 1: a function of the values of `by` alone."""
+    """The rows with the number of their slice, 0 to `count` - 1: a function of the values of `by` alone.
+
+    By `_vnode` it is the vnode's number modulo `count`; the column is then taken away.
+    """
     if isinstance(df, RowBatch):
         assert count == 1, "Spark's hash is not to be had here"
         return RowBatch(df.rows.append_column(name, pa.repeat(pa.scalar(0, pa.int32()), df.rows.num_rows)))
     if count == 1:
-        return df.withColumn(name, F.lit(0))
+        return df.drop(VNODE).withColumn(name, F.lit(0))
+    if tuple(by) == (VNODE,):
+        return df.withColumn(name, F.pmod(F.col(VNODE), F.lit(count))).drop(VNODE)
+    df = df.drop(VNODE)
     # Spark hashes no maps; their JSON text is the same for the same segments.
     kinds = dict(df.dtypes)
     values = [F.to_json(quoted(c)) if "map<" in kinds[c] else F.col(quoted(c)) for c in by]

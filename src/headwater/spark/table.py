@@ -55,14 +55,15 @@ class TableReader:
         untouched = self._untouched(self._scan(base, where), net, delta)
         return self._columns(untouched).unionByName(self._columns(live))
 
-    def changes(self, segments: Sequence[AnySegment]) -> DataFrame:
+    def changes(self, segments: Sequence[AnySegment], vnodes: Sequence[int] | None = None) -> DataFrame:
         """The net change per key of the change-log segments of an epoch range: all columns + `_op`."""
         base, delta = _split(segments)
+        where = None if vnodes is None else F.col(VNODE).isin(list(vnodes))
         names = [quoted(n) for n in self.schema.names]
-        inserts = self._scan(base, None).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
+        inserts = self._scan(base, where).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
         if not delta:
             return inserts.select(*names, OP)
-        net = self._net(delta, None)
+        net = self._net(delta, where)
         if not base:
             return net.select(*names, OP)
         return self._untouched(inserts, net, delta).select(*names, OP).unionByName(net.select(*names, OP))
