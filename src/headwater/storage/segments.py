@@ -1,12 +1,21 @@
 """Segments: one Parquet file of rows of one table, written here by workers with pyarrow.
 
-File format: the table's columns (hidden ones included), then `_vnode INT`, `_op TINYINT` (1 upsert, 2 delete) and
-`_seq BIGINT`; sorted by (`_vnode`, key). `spark/segment.py` writes the same with Spark's own writer, for bulk work.
+    format v2   the table's columns (hidden ones included), `_vnode INT`, `_op TINYINT` (1 upsert, 2 delete),
+                `_seq BIGINT`; sorted by (`_vnode`, key)
+    format v1   the same without `_vnode`: a row's vnode is what its key says (`model/vnode.py`)
+
+A row of a change-log segment is an entry of every log store that reads the table: `_seq` orders it, the epoch is the
+segment's (`added_epoch`), and the checkpoint that committed it is the barrier behind it. v1 is read everywhere, without
+the pruning that the column allows; only v2 is written, so compaction migrates. `spark/segment.py` writes v2 by Spark's
+own writer, for bulk work.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -24,6 +33,7 @@ ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap
 
 SAMPLE_ROWS: Final = 4096
 ROWS_AT_A_TIME: Final = 1024
+KNOWN_SEGMENTS: Final = 100_000  # whose format is remembered, some 20 MB
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -119,25 +129,62 @@ def read_segments(
     schema: Schema,
     paths: Sequence[str],
     columns: Sequence[str] | None = None,
-    where: pc.Expression | None = None,
+    where: VnodeFilter | None = None,
 ) -> pa.Table:
     """The rows of several segments as one table; columns that an older segment does not have are NULL.
 
-    `where` prunes row groups, if it is about vnodes.
+    `where` takes the rows of some vnodes, and prunes row groups.
     """
     wanted = arrow_schema(schema)
     if columns is not None:
         wanted = pa.schema([wanted.field(c) for c in columns])
-    parts = [_read_one(data_dir, path, wanted, where) for path in paths]
+    parts = [_read_one(data_dir, schema, path, wanted, where) for path in paths]
     return pa.concat_tables(parts) if parts else wanted.empty_table()
 
 
-def _read_one(data_dir: DataDir, path: str, wanted: pa.Schema, where: pc.Expression | None) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class VnodeFilter:
+    """A condition on `_vnode`, and what it takes to know the vnode of a row that does not have it."""
+
+    condition: pc.Expression
+    vnode_count: int
+
+
+def _read_one(data_dir: DataDir, schema: Schema, path: str, wanted: pa.Schema, where: VnodeFilter | None) -> pa.Table:
     fs, target = data_dir.path(path)
     present = set(pq.read_schema(target, filesystem=fs).names)
     names = [n for n in wanted.names if n in present]
-    table = pq.read_table(target, filesystem=fs, columns=names, filters=where, partitioning=None)
+    if where is None or VNODE in present:
+        condition = None if where is None else where.condition
+        table = pq.read_table(target, filesystem=fs, columns=names, filters=condition, partitioning=None)
+    else:
+        with_key = list(dict.fromkeys([*names, *schema.key]))
+        table = pq.read_table(target, filesystem=fs, columns=with_key, partitioning=None)
+        table = with_vnode(table, schema, where.vnode_count).filter(where.condition).select(names)
     return _conforming(table, wanted)
+
+
+_has_vnode: dict[tuple[str, str], bool] = {}
+_FOOTERS_AT_ONCE: Final = 16
+
+
+def without_vnode(data_dir: DataDir, paths: Sequence[str]) -> frozenset[str]:
+    """Those of the segments that are of format v1. A footer is read once: segments never change."""
+
+    def look(path: str) -> None:
+        fs, target = data_dir.path(path)
+        # Whoever reads a file that is gone or damaged says so better.
+        with contextlib.suppress(OSError, pa.ArrowException):
+            _has_vnode[data_dir.root, path] = VNODE in pq.read_schema(target, filesystem=fs).names
+
+    unknown = [p for p in paths if (data_dir.root, p) not in _has_vnode]
+    if len(_has_vnode) > KNOWN_SEGMENTS:
+        _has_vnode.clear()
+        unknown = list(paths)
+    if unknown:
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+            list(threads.map(look, unknown))
+    return frozenset(p for p in paths if not _has_vnode.get((data_dir.root, p), True))
 
 
 def _conforming(table: pa.Table, wanted: pa.Schema) -> pa.Table:
