@@ -349,6 +349,28 @@ def test_transaction_over_two_rows_is_never_half_in_the_target(engine: EnginePro
     engine.sql("DROP SINK copied")
 
 
+def test_sink_that_is_dropped_in_the_middle_of_its_commit_leaves_nothing(
+    engine: EngineProcess, target: PostgresServer
+) -> None:
+    staging = "SELECT count(*) FROM pg_class WHERE relname LIKE '\\_headwater\\_%' AND relkind = 'r'"
+    engine.sql(f"CREATE SINK gone FROM k {into(target, 'gone')}")
+    eventually(lambda: len(ids(target, "gone")) == 30, "the snapshot did not arrive")
+    with target.connect() as holder:
+        holder.autocommit = False
+        holder.execute("LOCK TABLE gone IN SHARE MODE")  # rows may be read and staged, but not merged
+        engine.sql("INSERT INTO k VALUES (8000, 'x', 1); FLUSH")
+        eventually(lambda: rows(target, "SELECT 1 FROM pg_locks WHERE NOT granted") != [], "the merge does not wait")
+        before = time.monotonic()
+        engine.sql("DROP SINK gone")
+        assert time.monotonic() - before < 30
+        holder.rollback()
+    eventually(lambda: rows(target, staging) == [(0,)], "staging is left behind")
+    assert 8000 not in ids(target, "gone"), "a dropped sink has delivered"
+    engine.sql(f"CREATE SINK gone FROM k {into(target, 'gone')}")
+    eventually(lambda: 8000 in ids(target, "gone"), "the sink that was created again does not deliver")
+    engine.sql("DROP SINK gone; DELETE FROM k WHERE id = 8000")
+
+
 def test_sink_of_a_name_that_was_used_before_begins_anew(engine: EngineProcess, target: PostgresServer) -> None:
     """Its predecessor left its progress in the target: that says nothing about another input."""
     engine.sql(f"CREATE SINK reused FROM k {into(target, 'reused_first')}")
