@@ -6,12 +6,14 @@ way that can fail for it, and in the other way in `make test-long`.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
 
 from headwater.connectors.kafka.sink import send_task
+from headwater.sink.batch import takes_rows
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.registry import open_sink
 from headwater.spark.sink import run_tasks
@@ -21,6 +23,7 @@ from sink_world import KINDS, SinkWorld
 
 pytestmark = pytest.mark.spark
 # Upsert by default, because this is where the merge is; the others append-only, where a repetition shows.
+IN_MEMORY = {"postgres", "mariadb", "kafka", "files", "python"}
 UPSERT = {c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit}
 
 
@@ -28,26 +31,38 @@ def cases() -> list[Any]:
     found = []
     for kind in KINDS:
         for check in CHECKS:
-            for append_only in (False, True):
+            for append_only, in_memory in itertools.product((False, True), (False, True)):
+                if in_memory and kind not in IN_MEMORY:
+                    continue
                 usual = (check in UPSERT) != append_only
                 slow = not usual or (kind == "kafka-parallel" and check is not c.check_crash_at_every_step)
+                # The tasks are the same code, and so is what hands them rows: two targets show it each time.
+                slow = slow or (in_memory and kind not in ("postgres", "kafka"))
                 marks = [pytest.mark.slow] if slow else []
                 marks += [pytest.mark.kafka] if kind.startswith("kafka") else []
                 name = f"{kind}-{check.__name__}-{'append-only' if append_only else 'upsert'}"
-                found.append(pytest.param(kind, check, append_only, marks=marks, id=name))
+                name += "-in-memory" if in_memory else ""
+                found.append(pytest.param(kind, check, append_only, in_memory, marks=marks, id=name))
     return found
 
 
-@pytest.mark.parametrize(("kind", "check", "append_only"), cases())
-def test_sink_keeps_the_contract(kind: str, check: Any, append_only: bool, spark: Any, sink_world: SinkWorld) -> None:
+@pytest.mark.parametrize(("kind", "check", "append_only", "in_memory"), cases())
+def test_sink_keeps_the_contract(
+    kind: str, check: Any, append_only: bool, in_memory: bool, spark: Any, sink_world: SinkWorld
+) -> None:
     under = sink_world.target(kind).under_test(spark, append_only=append_only)
+    under.in_memory = in_memory
+    assert not in_memory or takes_rows(under.open(1))
     if not applies(check, under):
         pytest.skip("does not apply to such a sink")
     check(under)
 
 
+@pytest.mark.parametrize("in_memory", [False, True], ids=["by-spark", "in-memory"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_print_keeps_what_a_terminal_can_keep(check: Any, spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_keeps_what_a_terminal_can_keep(
+    check: Any, in_memory: bool, spark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines: list[dict[str, Any]] = []
 
     def rows() -> list[Any]:
@@ -63,7 +78,7 @@ def test_print_keeps_what_a_terminal_can_keep(check: Any, spark: Any, capsys: py
     def reopen(generation: int) -> Any:
         return open_sink("shown", {"connector": "print"}, COLUMNS, KEY, generation, str)
 
-    under = SinkUnderTest(spark=spark, open=reopen, rows=rows, durable=False)
+    under = SinkUnderTest(spark=spark, open=reopen, rows=rows, durable=False, in_memory=in_memory)
     if not applies(check, under):
         pytest.skip("does not apply to such a sink")
     check(under)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_world import World, open_world
+from headwater.connectors.files.sink import read_table
 from headwater.errors import HeadwaterError
 from headwater.testing.servers import PostgresServer
 
@@ -64,6 +66,20 @@ def test_truncate_and_inserts_in_one_epoch_leave_only_the_inserts(world: World) 
     world.live("cut")
     world.sql("BEGIN; UPDATE cut SET v = 'y'; TRUNCATE cut; INSERT INTO cut VALUES (1, 'new'), (99, 'new'); COMMIT")
     world.assert_equal("cut", "cut")
+
+
+def test_a_truncate_alone_empties_the_target_of_a_sink_too(world: World, tmp_path: Path) -> None:
+    world.sql("CREATE TABLE emptied (id int PRIMARY KEY); INSERT INTO emptied SELECT generate_series(1, 20)")
+    world.capture("public.emptied", "emptied")
+    world.live("emptied")
+    world.engine.execute(f"CREATE SINK emptied_out FROM emptied WITH (connector='files', path='{tmp_path}')")
+    world.until(lambda: (tmp_path / "_manifest").exists() and read_table(tmp_path).num_rows == 20)
+    world.sql("TRUNCATE emptied")
+    world.assert_equal("emptied", "emptied")
+    world.until(lambda: read_table(tmp_path).num_rows == 0)
+    world.sql("INSERT INTO emptied VALUES (1)")
+    world.until(lambda: read_table(tmp_path).num_rows == 1)
+    world.engine.execute("DROP SINK emptied_out")
 
 
 def test_a_commit_that_is_streamed_before_readers_see_it_is_not_lost(world: World) -> None:

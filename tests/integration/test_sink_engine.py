@@ -113,6 +113,69 @@ def test_small_epochs_are_delivered_together_and_a_limit_of_zero_pauses(
     engine.sql("DROP SINK limited; DELETE FROM k WHERE id >= 2000")
 
 
+TYPES = {
+    "t": "STRING",
+    "d": "DECIMAL(12,3)",
+    "at": "TIMESTAMP",
+    "l": "TIMESTAMP_NTZ",
+    "day": "DATE",
+    "f": "DOUBLE",
+    "b": "BOOLEAN",
+    "x": "BINARY",
+    "xs": "ARRAY<STRING>",
+    "s": "STRUCT<a: INT, b: STRING>",
+    "m": "SMALLINT",
+}
+VALUES = (
+    "concat('ü \"', id), id / 8, timestamp_micros(1700000000000001 + id), TIMESTAMP_NTZ '2026-02-03 04:05:06.7',"
+    " DATE '1999-12-31', CAST('NaN' AS DOUBLE), id % 2 = 0, unhex('00ff'), array('a', NULL, '{\"'),"
+    " named_struct('a', 1, 'b', NULL), CAST(id % 100 AS SMALLINT)"
+)
+
+
+def test_small_changes_cost_no_spark_job_and_arrive_as_large_ones_do(
+    engine: EngineProcess, target: PostgresServer
+) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
+    engine.sql(f"CREATE TABLE typed (id BIGINT PRIMARY KEY, {columns})")
+    engine.sql(f"CREATE SINK held FROM typed {into(target, 'held')}")
+    engine.sql(f"INSERT INTO typed SELECT id, {VALUES} FROM range(3); FLUSH")
+    eventually(lambda: len(ids(target, "held")) == 3, "the first rows did not arrive")
+    jobs = engine.spark_jobs("sink")
+    engine.sql(f"INSERT INTO typed SELECT id, {VALUES} FROM range(3, 40); FLUSH")
+    eventually(lambda: len(ids(target, "held")) == 40, "the small change did not arrive")
+    engine.sql("UPDATE typed SET t = 'changed', d = NULL WHERE id < 5; DELETE FROM typed WHERE id > 35; FLUSH")
+    eventually(lambda: ids(target, "held") == set(range(36)), "the deletes did not arrive")
+    eventually(lambda: rows(target, "SELECT count(*) FROM held WHERE t = 'changed'") == [(5,)], "no update")
+    assert engine.spark_jobs("sink") == jobs, "a small change of the sink's own key cost a Spark job"
+    assert log_store(engine, "held")["backlog_rows"] == 0
+    engine.sql(f"INSERT INTO typed SELECT id, {VALUES} FROM range(100, 12200); FLUSH")
+    eventually(lambda: len(ids(target, "held")) == 12136, "the large change did not arrive")
+    assert engine.spark_jobs("sink") > jobs, "more rows than the engine should hold were not left to Spark"
+    engine.sql(f"CREATE SINK copied FROM typed {into(target, 'copied')}")
+    eventually(lambda: len(ids(target, "copied")) == 12136, "the snapshot did not arrive")
+    both = [rows(target, f"SELECT {table}::text FROM {table} ORDER BY id") for table in ("held", "copied")]
+    assert both[0] == both[1]
+    engine.sql("DROP SINK held; DROP SINK copied; DROP TABLE typed")
+
+
+def test_append_only_sink_refuses_a_delete_that_is_held_in_memory(
+    engine: EngineProcess, target: PostgresServer
+) -> None:
+    engine.sql("CREATE TABLE log (id BIGINT PRIMARY KEY, n INT); INSERT INTO log VALUES (1, 1)")
+    engine.sql(f"CREATE SINK log_out FROM log {into(target, 'log_out', type='append-only')}")
+    dropping = into(target, "log_forced", type="append-only", force_append_only="true")
+    engine.sql(f"CREATE SINK log_forced FROM log {dropping}")
+    eventually(lambda: ids(target, "log_out") == ids(target, "log_forced") == {1}, "the snapshots did not arrive")
+    engine.sql("INSERT INTO log VALUES (2, 2); FLUSH; DELETE FROM log WHERE id = 1; FLUSH")
+    code = "SELECT code FROM hw_catalog.hw_errors WHERE name = 'log_out'"
+    eventually(lambda: {"code": "SINK_NOT_APPEND_ONLY"} in engine.sql(code), "the delete was not refused")
+    eventually(lambda: state(engine, "log_out") == "failed", "the sink does not say that it has failed")
+    engine.sql("INSERT INTO log VALUES (3, 3); FLUSH")
+    eventually(lambda: ids(target, "log_forced") == {1, 2, 3}, "deletes were not dropped")
+    engine.sql("DROP SINK log_out; DROP SINK log_forced; DROP TABLE log")
+
+
 def test_rewind_delivers_again_from_an_epoch(engine: EngineProcess, target: PostgresServer) -> None:
     engine.sql(f"CREATE SINK again FROM k {into(target, 'again')}")
     eventually(lambda: len(ids(target, "again")) == 30, "the snapshot did not arrive")
@@ -284,6 +347,28 @@ def test_transaction_over_two_rows_is_never_half_in_the_target(engine: EnginePro
     wanted = rows(target, final.format("account"))
     eventually(lambda: rows(target, final.format("account_copy")) == wanted, "the target does not hold the source")
     engine.sql("DROP SINK copied")
+
+
+def test_sink_that_is_dropped_in_the_middle_of_its_commit_leaves_nothing(
+    engine: EngineProcess, target: PostgresServer
+) -> None:
+    staging = "SELECT count(*) FROM pg_class WHERE relname LIKE '\\_headwater\\_%' AND relkind = 'r'"
+    engine.sql(f"CREATE SINK gone FROM k {into(target, 'gone')}")
+    eventually(lambda: len(ids(target, "gone")) == 30, "the snapshot did not arrive")
+    with target.connect() as holder:
+        holder.autocommit = False
+        holder.execute("LOCK TABLE gone IN SHARE MODE")  # rows may be read and staged, but not merged
+        engine.sql("INSERT INTO k VALUES (8000, 'x', 1); FLUSH")
+        eventually(lambda: rows(target, "SELECT 1 FROM pg_locks WHERE NOT granted") != [], "the merge does not wait")
+        before = time.monotonic()
+        engine.sql("DROP SINK gone")
+        assert time.monotonic() - before < 30
+        holder.rollback()
+    eventually(lambda: rows(target, staging) == [(0,)], "staging is left behind")
+    assert 8000 not in ids(target, "gone"), "a dropped sink has delivered"
+    engine.sql(f"CREATE SINK gone FROM k {into(target, 'gone')}")
+    eventually(lambda: 8000 in ids(target, "gone"), "the sink that was created again does not deliver")
+    engine.sql("DROP SINK gone; DELETE FROM k WHERE id = 8000")
 
 
 def test_sink_of_a_name_that_was_used_before_begins_anew(engine: EngineProcess, target: PostgresServer) -> None:

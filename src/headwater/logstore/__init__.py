@@ -2,8 +2,9 @@
 delivered.
 
 `writer.py` appends, `buffer.py` holds the live part, `reader.py` gives batches, `state.py` is what a checkpoint
-stores, `entries.py` the row formats v2 and v1, `backoff.py` the waiting after failures. No I/O and no Spark: the
-engine brings the history (`reader.History`) and stores the state; `sink/delivery.py` delivers.
+stores, `backoff.py` the waiting after failures. No I/O and no Spark: the engine brings the history
+(`reader.History`) and the rows, and stores the state; `sink/delivery.py` delivers. An entry of the log is a row of a
+change-log segment; `storage/segments.py` has its formats v2 and v1.
 """
 
 from headwater.logstore.backoff import Backoff
@@ -11,7 +12,7 @@ from headwater.logstore.buffer import LogBuffer
 from headwater.logstore.chunk import Backlog, ChunkRef, LogBatch, LogEpoch
 from headwater.logstore.offset import TruncateOffset
 from headwater.logstore.reader import History, LogStoreReader
-from headwater.logstore.state import LogStoreState, reassign
+from headwater.logstore.state import LogStoreState
 from headwater.logstore.writer import LogStoreWriter
 
 __all__ = [
@@ -26,5 +27,4 @@ __all__ = [
     "LogStoreState",
     "LogStoreWriter",
     "TruncateOffset",
-    "reassign",
 ]

@@ -1,15 +1,17 @@
 """The live part of a log in memory: the newest epochs, bounded in rows, bytes and number.
 
-Rows (payloads) stay in memory up to `MAX_ROWS` and `MAX_BYTES`; a chunk beyond that is only its reference. The
-references are bounded too: beyond `MAX_EPOCHS` the oldest are dropped, and a reader that is so far behind reads them
-from the history (`reader.py`), where the same epochs are durable. So a sink that is down for a month costs the memory
-of a healthy one.
+Rows of small chunks (the engine reads them once, `runtime/sink_rows.py`) stay in memory up to `MAX_ROWS` and
+`MAX_BYTES` until they are truncated; a chunk beyond that is only its reference. The references are bounded too: beyond
+`MAX_EPOCHS` the oldest are dropped, and a reader that is so far behind reads them from the history (`reader.py`), where
+the same epochs are durable. So a sink that is down for a month costs the memory of a healthy one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, Final
+from typing import Final
+
+import pyarrow as pa
 
 from headwater.logstore.chunk import Backlog, ChunkRef, LogEpoch
 
@@ -34,24 +36,30 @@ class LogBuffer:
         self.resident_bytes = 0
         self._limits = (max_rows, max_bytes, max_epochs)
         self._epochs: list[LogEpoch] = []
-        self._payloads: dict[tuple[int, int], tuple[Any, int, int]] = {}
+        self._rows: dict[tuple[int, int], tuple[pa.Table, int, int]] = {}
 
     def __len__(self) -> int:
         return len(self._epochs)
 
-    def keep(self, chunk: ChunkRef, payload: Any) -> bool:
+    def room(self) -> tuple[int, int]:
+        """How many more rows and bytes may be kept."""
+        return self._limits[0] - self.resident_rows, self._limits[1] - self.resident_bytes
+
+    def keep(self, chunk: ChunkRef, rows: pa.Table) -> bool:
         """Keep a chunk's rows in memory if the bounds allow; False: only the reference is held."""
-        max_rows, max_bytes, _ = self._limits
-        if self.resident_rows + chunk.rows > max_rows or self.resident_bytes + chunk.bytes > max_bytes:
+        room, size = self.room()
+        if self.rows_of(chunk) is not None or chunk.epoch <= self.complete_after:
+            return False  # it is there, or was truncated while its rows were being read
+        if chunk.rows > room or rows.nbytes > size:
             return False
-        self._payloads[chunk.epoch, chunk.chunk_id] = (payload, chunk.rows, chunk.bytes)
+        self._rows[chunk.epoch, chunk.chunk_id] = (rows, chunk.rows, rows.nbytes)
         self.resident_rows += chunk.rows
-        self.resident_bytes += chunk.bytes
+        self.resident_bytes += rows.nbytes
         return True
 
-    def payload(self, chunk: ChunkRef) -> Any | None:
-        """The rows of a chunk, if they are still in memory."""
-        kept = self._payloads.get((chunk.epoch, chunk.chunk_id))
+    def rows_of(self, chunk: ChunkRef) -> pa.Table | None:
+        """The rows of a chunk, if they are in memory."""
+        kept = self._rows.get((chunk.epoch, chunk.chunk_id))
         return kept[0] if kept is not None else None
 
     def append(self, epoch: LogEpoch) -> None:
@@ -79,7 +87,7 @@ class LogBuffer:
         end = bisect_right(self._epochs, up_to, key=lambda e: e.epoch)
         for epoch in self._epochs[:end]:
             for chunk in epoch.chunks:
-                _, rows, size = self._payloads.pop((chunk.epoch, chunk.chunk_id), (None, 0, 0))
+                _, rows, size = self._rows.pop((chunk.epoch, chunk.chunk_id), (None, 0, 0))
                 self.resident_rows -= rows
                 self.resident_bytes -= size
         del self._epochs[:end]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +10,7 @@ class ChunkRef:
     """The rows of one epoch that some segments of a table's or view's change log hold.
 
     `first_seq` and `last_seq` bound the rows' `_seq`; `vnodes` says whose rows are meant (None: all that the segments
-    hold).
+    hold, which is what `rows` and `bytes` count).
     """
 
     epoch: int
@@ -29,34 +27,8 @@ class ChunkRef:
             raise ValueError(f"a chunk ends after it begins, not at {self.last_seq} from {self.first_seq}")
 
     def only(self, vnodes: frozenset[int]) -> ChunkRef | None:
-        """The part of the chunk that belongs to some vnodes; None if there is none."""
-        mine = vnodes if self.vnodes is None else self.vnodes & vnodes
-        return replace(self, vnodes=mine) if mine else None
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "seq": [self.first_seq, self.last_seq],
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "segments": list(self.segments),
-            "vnodes": None if self.vnodes is None else sorted(self.vnodes),
-            "chunk_id": self.chunk_id,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ChunkRef:
-        vnodes = data["vnodes"]
-        return cls(
-            epoch=data["epoch"],
-            first_seq=data["seq"][0],
-            last_seq=data["seq"][1],
-            rows=data["rows"],
-            bytes=data["bytes"],
-            segments=tuple(data["segments"]),
-            vnodes=None if vnodes is None else frozenset(vnodes),
-            chunk_id=data["chunk_id"],
-        )
+        """The part of the chunk that belongs to some vnodes; None for none."""
+        return replace(self, vnodes=vnodes) if vnodes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +51,7 @@ class LogEpoch:
 @dataclass(frozen=True, slots=True)
 class LogBatch:
     """Whole epochs to deliver together: the changes of `(from_epoch, to_epoch]`. Without refs there is nothing to
-    write.
+    write. All refs mean the same vnodes.
     """
 
     from_epoch: int
@@ -97,6 +69,11 @@ class LogBatch:
     @property
     def empty(self) -> bool:
         return not self.refs
+
+    @property
+    def vnodes(self) -> frozenset[int] | None:
+        """Whose changes are meant; None: everybody's."""
+        return self.refs[0].vnodes if self.refs else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from headwater.logstore.buffer import LogBuffer
 from headwater.logstore.chunk import Backlog, ChunkRef, LogBatch, LogEpoch
 from headwater.logstore.offset import TruncateOffset
 from headwater.logstore.state import LogStoreState
+from headwater.model.vnode import DEFAULT_VNODE_COUNT
 
 PAGE_EPOCHS: Final = 256  # epochs asked of the history at a time
 
@@ -43,14 +44,14 @@ class LogStoreReader:
     """Gives batches and takes truncations. `state` is what the next checkpoint has to store."""
 
     def __init__(
-        self, state: LogStoreState, history: History, buffer: LogBuffer, *, vnodes: frozenset[int] | None = None
+        self, state: LogStoreState, history: History, buffer: LogBuffer, *, vnode_count: int = DEFAULT_VNODE_COUNT
     ) -> None:
         self.state = state
         self.committed_to = buffer.complete_after
         self.read_to = _epoch_before(state.truncated_to)
         self._history = history
         self._buffer = buffer
-        self._vnodes = vnodes
+        self._every = frozenset(range(vnode_count))
 
     def committed(self, epoch: int) -> None:
         """A checkpoint has committed everything up to `epoch`; it may be read now."""
@@ -62,6 +63,20 @@ class LogStoreReader:
             return
         self.read_to = max(self.read_to, epoch)
         self.state = self.state.truncated(TruncateOffset.barrier(epoch)).delivered(epoch)
+
+    def partly(self, epoch: int, vnodes: frozenset[int]) -> None:
+        """What the target says of a batch that ends at `epoch` and is there in part: it has these vnodes of it.
+
+        Only the others are read again. The target knows best: what was noted of single vnodes before is replaced.
+        """
+        self.state = self.state.aligned()
+        if vnodes:
+            self.state = self.state.truncated(TruncateOffset.barrier(epoch), vnodes=vnodes)
+
+    def pending(self, epoch: int) -> frozenset[int] | None:
+        """The vnodes of which the target lacks something up to `epoch`; None for all."""
+        reached = self.state.reached(epoch)
+        return self._every - reached if reached else None
 
     def next_batch(self, max_rows: int, max_epochs: int, up_to: int | None = None) -> LogBatch | None:
         """The next whole epochs, None if all that is committed (or, with `up_to`, all up to it) has been read.
@@ -80,6 +95,8 @@ class LogStoreReader:
                 if epochs and (rows + epoch.rows > max_rows or epochs >= max_epochs):
                     break
                 pending = [c for c in map(self._pending, epoch.chunks) if c is not None]
+                if refs and pending and pending[0].vnodes != refs[0].vnodes:
+                    break
                 refs += pending
                 rows += sum(c.rows for c in pending)
                 epochs += bool(pending)
@@ -87,11 +104,11 @@ class LogStoreReader:
         self.read_to = to
         return LogBatch(start, to, tuple(refs))
 
-    def truncate(self, offset: TruncateOffset, *, vnodes: frozenset[int] | None = None) -> LogStoreState:
+    def truncate(self, offset: TruncateOffset) -> LogStoreState:
         """The target has everything up to `offset`. Durable with the next checkpoint; nothing is removed before."""
         if offset.epoch > self.read_to:
             raise ValueError(f"cannot truncate to epoch {offset.epoch}: read only to {self.read_to}")
-        self.state = self.state.truncated(offset, vnodes=vnodes)
+        self.state = self.state.truncated(offset)
         return self.state
 
     def delivered(self, batch: LogBatch) -> LogStoreState:
@@ -145,22 +162,12 @@ class LogStoreReader:
         return _Page(found, found[-1].epoch if len(found) >= PAGE_EPOCHS else end)
 
     def _pending(self, chunk: ChunkRef) -> ChunkRef | None:
-        """The part of a chunk that is ours and not truncated yet."""
-        if self._vnodes is not None:
-            mine = chunk.only(self._vnodes)
-            if mine is None:
-                return None
-            chunk = mine
+        """The part of a chunk that is not truncated yet."""
         position = TruncateOffset.chunk(chunk.epoch, chunk.chunk_id)
         if position <= self.state.truncated_to:
             return None
         done = frozenset(v for v, offset in self.state.per_vnode or () if position <= offset)
-        if not done:
-            return chunk
-        every = chunk.vnodes if chunk.vnodes is not None else self._vnodes
-        if every is None:
-            raise ValueError("a state per vnode needs to know the reader's vnodes")
-        return chunk.only(every - done)
+        return chunk.only(self._every - done) if done else chunk
 
 
 def _epoch_before(offset: TruncateOffset) -> int:

@@ -5,14 +5,14 @@
     version 1 (read and migrated): {"epoch": e, "seq": chunk id or null}
 
 `truncated_to` is what the target has for certain, whether or not those epochs held changes; nothing at or before it
-is read again. `per_vnode` says more where vnodes have come unequally far (after a vnode change); `truncated_to` is
-then the least of them. `delivered_to` is the last epoch that was committed in the target: the target must never say
-less.
+is read again. `per_vnode` says more where vnodes have come unequally far: of a batch that several writers publish,
+each for some vnodes, a part may be in the target when a writer fails. `truncated_to` is then the least of them.
+`delivered_to` is the last epoch that was committed in the target: the target must never say less, nor of a vnode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,14 @@ class LogStoreState:
             raise ValueError(f"cannot truncate back to {offset}")
         merged = {**dict(self.per_vnode or ()), **dict.fromkeys(vnodes, offset)}
         return replace(self, per_vnode=_table(merged, self.truncated_to))
+
+    def aligned(self) -> LogStoreState:
+        """Without what is known of single vnodes."""
+        return replace(self, per_vnode=None)
+
+    def reached(self, epoch: int) -> frozenset[int]:
+        """The vnodes that are known to have come at least so far while others have not."""
+        return frozenset(v for v, offset in self.per_vnode or () if offset >= TruncateOffset.barrier(epoch))
 
     def delivered(self, epoch: int) -> LogStoreState:
         """The target has committed `epoch`."""
@@ -86,18 +94,3 @@ def _table(
     offsets: Mapping[int, TruncateOffset], least: TruncateOffset
 ) -> tuple[tuple[int, TruncateOffset], ...] | None:
     return tuple(sorted((v, o) for v, o in offsets.items() if o > least)) or None
-
-
-def reassign(parts: Sequence[tuple[frozenset[int], LogStoreState]], vnodes: frozenset[int]) -> LogStoreState:
-    """The state of a reader that takes over `vnodes` from readers that had come unequally far: nothing pending is
-    lost.
-    """
-    offsets: dict[int, TruncateOffset] = {}
-    for owned, state in parts:
-        offsets |= {v: state.offset_of(v) for v in owned & vnodes}
-    missing = vnodes - offsets.keys()
-    if missing:
-        raise ValueError(f"nobody owned {len(missing)} of the vnodes")
-    least = min(offsets.values())
-    delivered = [s.delivered_to for owned, s in parts if owned & vnodes and s.delivered_to is not None]
-    return LogStoreState(least, min(delivered, default=None), _table(offsets, least))

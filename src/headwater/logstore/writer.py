@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from headwater.logstore.buffer import LogBuffer
 from headwater.logstore.chunk import ChunkRef, LogEpoch
@@ -17,9 +16,10 @@ class LogStoreWriter:
         self.sealed_to = sealed_to
         self._open: list[ChunkRef] = []
 
-    def write_chunk(self, chunk: ChunkRef, payload: Any = None) -> ChunkRef:
-        """Append a chunk of the epoch that is open; an empty one is skipped. Gives the chunk with its id in the
-        epoch.
+    def write_chunk(self, chunk: ChunkRef) -> ChunkRef:
+        """Append a chunk of the epoch that is open; gives it with its id in the epoch.
+
+        One without rows counts too: the table was emptied, and what it held is owed to the sink as deletes.
         """
         if chunk.epoch <= self.sealed_to:
             raise ValueError(f"epoch {chunk.epoch} is sealed")
@@ -28,11 +28,7 @@ class LogStoreWriter:
         if self._open and chunk.first_seq <= self._open[-1].last_seq:
             raise ValueError("chunks of an epoch come in the order of their rows")
         numbered = replace(chunk, chunk_id=len(self._open))
-        if chunk.rows == 0:
-            return numbered
         self._open.append(numbered)
-        if payload is not None:
-            self._buffer.keep(numbered, payload)
         return numbered
 
     def flush(self, epoch: int, *, checkpoint: bool = True) -> LogEpoch:

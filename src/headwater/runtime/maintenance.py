@@ -18,6 +18,7 @@ from headwater.model.epoch import Epoch
 from headwater.runtime.tables import AnySegment, Swap, TableState
 from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import segment_folder
+from headwater.storage.segments import without_vnode
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -113,6 +114,8 @@ class Maintenance:
             return False
         if not deltas or _crumbled(segments):
             return False
+        if await asyncio.to_thread(without_vnode, self.core.data_dir, [s.path for s in deltas]):
+            return False  # of an older format: written anew, they are of the present one
 
         def work() -> bool:
             from headwater.spark.compaction import foldable, once_tasks

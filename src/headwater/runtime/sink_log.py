@@ -31,7 +31,14 @@ class ChangeLog:
         return [log_epoch(epoch, segments) for epoch, segments in groups.items()]
 
     def backlog(self, after: int, up_to: int) -> Backlog:
-        return Backlog(*self.core.meta.change_totals(self.table_id, after, up_to))
+        meta = self.core.meta
+        rows, size, epochs = meta.change_totals(self.table_id, after, up_to)
+        emptied = [
+            epoch
+            for epoch in meta.reset_epochs(self.table_id, after, up_to)
+            if not meta.change_epochs(self.table_id, epoch - 1, epoch, 1)
+        ]
+        return Backlog(rows, size, epochs + len(emptied))
 
 
 def log_epoch(epoch: int, segments: Sequence[Segment]) -> LogEpoch:

@@ -25,8 +25,11 @@ from headwater.runtime.letters import HeldLetters, held, letter_rows
 from headwater.runtime.registry import schema_of
 from headwater.runtime.replay import Replay, letters_of, replay_letters, settle_replay
 from headwater.runtime.rewind import ask_rewind, do_rewind
+from headwater.runtime.sink_batches import changes_between, changes_of, snapshot_of
 from headwater.runtime.sink_log import ChangeLog, log_store_row
-from headwater.sink.delivery import Delivered, DeliveryLoop
+from headwater.runtime.sink_rows import SinkRows
+from headwater.sink.batch import not_append_only
+from headwater.sink.delivery import Delivered, DeliveryLoop, went_back
 from headwater.sink.registry import open_sink, sink_options
 from headwater.sink.sink import Token
 from headwater.storage.checkpoint import Contribution, JobRow
@@ -71,8 +74,10 @@ class SinkWorker:
         state = LogStoreState.from_dict(stored) if stored else LogStoreState.starting_at(0)
         self.buffer = LogBuffer(core.meta.committed_epoch())
         self.writer = LogStoreWriter(self.buffer, self.buffer.complete_after)
-        self.reader = LogStoreReader(state, ChangeLog(core, self.source_id), self.buffer)
+        log = ChangeLog(core, self.source_id)
+        self.reader = LogStoreReader(state, log, self.buffer, vnode_count=core.vnode_count)
         self.reader.committed(self.buffer.complete_after)
+        self.rows = SinkRows(core, self.source_id, self.buffer)
         self.backoff = Backoff(time.monotonic, core.rng)
         self.task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -89,6 +94,7 @@ class SinkWorker:
         self._must_reach: int | None = None  # a range that is partly in the target ends here and is not cut
         self._next_at = 0.0
         self._stopping = False
+        self._given_up = False  # what a thread of ours still does must not be published
         self.failed = False
         self._state = job.state
 
@@ -158,6 +164,7 @@ class SinkWorker:
             # A delivery under way is let finish: cutting it would only mean doing it again.
             done, _ = await asyncio.wait({self.task}, timeout=5.0)
             if not done:
+                self._given_up = True
                 self.core.jobs.cancel(f"sink-{self.job_id}-")
                 self.task.cancel()
                 await asyncio.gather(self.task, return_exceptions=True)
@@ -214,8 +221,6 @@ class SinkWorker:
 
     def _explained(self, error: Exception) -> HeadwaterError:
         if "SINK_NOT_APPEND_ONLY" in str(error):
-            from headwater.spark.sink import not_append_only
-
             return not_append_only(self.name)
         log.warning("sink %s failed", self.name, exc_info=error)
         return TransientError("SINK_FAILED", f"sink {self.name} failed: {type(error).__name__}", hint="it is retried")
@@ -304,17 +309,20 @@ class SinkWorker:
                 await self.in_thread(lambda: loop.sink.reset(None))
             found = begun = None
         self._must_reach = begun[1] if begun is not None else None
+        landed = await self._landed(loop, begun, options)
         refused = self._settle_letters(found)
         if found is not None:
             await self._count_landed(found, options, refused)
         if not self.fresh:
             self.reader.start_from(found)  # at once: what was counted must not be counted again
+            self._note_part(begun, landed, found)
             if self.rewinding is not None:
                 await self._do_rewind(loop)
                 found = None
             await settle_replay(self, loop, options, found)
             return
         if begun is not None and begun[0] == 0:
+            self.reader.partly(begun[1], landed)
             await self._deliver_snapshot(loop, options, begun[1])
         elif found is not None:
             self._restart_at(found)
@@ -323,6 +331,23 @@ class SinkWorker:
         else:
             await self._deliver_snapshot(loop, options)
         self.fresh = False
+        self._dirty = True
+
+    async def _landed(self, loop: DeliveryLoop, begun: tuple[int, int] | None, options: Any) -> frozenset[int]:
+        """The vnodes that the target has of the batch under way.
+
+        Rows that were refused are known of a batch that is written whole: with dead letters all of it is.
+        """
+        if begun is None or options.dead_letters:
+            return frozenset()
+        landed: frozenset[int] = await self.in_thread(lambda: loop.landed(self.core.vnode_count))
+        return landed
+
+    def _note_part(self, begun: tuple[int, int] | None, landed: frozenset[int], found: int | None) -> None:
+        known = self.reader.state.per_vnode or ()
+        if self.rewinding is None and not {v for v, _ in known} <= landed:
+            raise went_back(self.name, f"delivered {len(known)} vnodes up to epoch {known[0][1].epoch}", found)
+        self.reader.partly(begun[1] if begun is not None else 0, landed)
         self._dirty = True
 
     def _settle_letters(self, found: int | None) -> int:
@@ -345,15 +370,8 @@ class SinkWorker:
         if not whole and not self.core.meta.change_epochs(self.source_id, after, found, 1):
             return
 
-        def count() -> int:
-            from headwater.spark.delivery import change_batch, snapshot_batch
-
-            source, key = self.source(), self.key()
-            if whole:
-                return int(snapshot_batch(self.core, source, found, options, key).count())
-            return int(change_batch(self.core, source, after, found, options, key).count())
-
-        self._count(await self.in_thread(count) - refused)
+        made = snapshot_of(self, None, found, options) if whole else changes_between(self, None, after, found, options)
+        self._count(await self.in_thread(made.count) - refused)
 
     def _count(self, rows: int) -> None:
         self.core.report_progress(self.job_id, rows=self.core.progress_of(self.job_id).rows + max(0, rows))
@@ -370,16 +388,11 @@ class SinkWorker:
                 raise TransientError("SINK_FAILED", f"sink {self.name} stops before its snapshot")
             await asyncio.sleep(IDLE_S)
         epoch = epoch or self.core.meta.committed_epoch()
-        source = self.source()
         total = sum(x.rows for x in self.core.meta.segments_at(self.source_id, epoch))
         self.core.report_progress(self.job_id, phase="snapshot", total_rows=total, rows=0, waiting_for="")
-
-        def frame() -> Any:
-            from headwater.spark.delivery import snapshot_batch
-
-            return snapshot_batch(self.core, source, epoch, options, self.key())
-
-        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, frame, self.hold))
+        made = snapshot_of(self, loop.sink, epoch, options)
+        delivered = await self.in_thread(lambda: loop.deliver(0, epoch, made, self.hold))
+        self._count(made.there)
         self.reader.state = LogStoreState.starting_at(epoch).delivered(epoch)
         self.reader.rewind()
         self._must_reach = None
@@ -411,8 +424,9 @@ class SinkWorker:
         batch = None
         if reason := self._held_by(loop.pace.limit):
             self.core.report_progress(self.job_id, waiting_for=reason)
-        elif wait <= 0:
-            batch = self._next_batch(options, loop.pace.limit)
+        else:
+            await self._hold_rows(loop, options)
+            batch = self._next_batch(options, loop.pace.limit) if wait <= 0 else None
         if batch is None:
             self._wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -437,19 +451,25 @@ class SinkWorker:
         rows = options.batch_max_rows if limit is None else min(options.batch_max_rows, limit)
         return self.reader.next_batch(rows, options.batch_max_epochs)
 
-    async def _deliver(self, loop: DeliveryLoop, batch: LogBatch, options: Any) -> None:
+    async def _hold_rows(self, loop: DeliveryLoop, options: Any) -> None:
+        """Have the rows of new small epochs in memory, where the sink can take them from there."""
         source = self.source()
+        if not self.rows.suits(loop.sink, source, options, self.key()):
+            return
+        if chunks := self.rows.unread(self.reader.committed_to):
+            self.rows.keep(await self.in_thread(lambda: self.rows.read(source, chunks)))
 
-        def frame() -> Any:
-            from headwater.spark.delivery import change_batch
-
-            return change_batch(self.core, source, batch.from_epoch, batch.to_epoch, options, self.key())
-
-        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, frame, self.hold))
+    async def _deliver(self, loop: DeliveryLoop, batch: LogBatch, options: Any) -> None:
+        # A range that is partly in the target is cut into slices as it was, by Spark.
+        made = changes_of(self, loop.sink, batch, options, in_memory=self._must_reach is None)
+        delivered = await self.in_thread(lambda: loop.deliver(batch.from_epoch, batch.to_epoch, made, self.hold))
+        self._count(made.there)
         self.note(delivered)
 
     def hold(self, token: Token) -> None:
         """Called by the delivering thread before a commit: a batch with letters is noted with a checkpoint first."""
+        if self._given_up:
+            raise TransientError("SINK_FAILED", f"sink {self.name} has stopped")
         letters = token.payload.get("dead_letters")
         if letters:
             noted = asyncio.run_coroutine_threadsafe(self._hold(held(token.to_epoch, letters)), self._events)

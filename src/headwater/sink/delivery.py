@@ -114,14 +114,7 @@ class DeliveryLoop:
         found = self.sink.last_committed()
         remembers = getattr(self.sink, "durable", True)
         if remembers and delivered_to is not None and (found is None or found < delivered_to):
-            raise DefiniteError(
-                "SINK_TARGET_WENT_BACK",
-                f"the target of sink {self.sink.name} has lost what was delivered to it",
-                detail=f"delivered up to epoch {delivered_to}, the target says {found}",
-                hint="drop the sink and create it again: it then begins with a snapshot"
-                if found is None
-                else f"headwater rewind {self.sink.name} --to-epoch {found}",
-            )
+            raise went_back(self.sink.name, f"delivered up to epoch {delivered_to}", found)
         return found
 
     def unfinished(self) -> tuple[int, int] | None:
@@ -132,6 +125,11 @@ class DeliveryLoop:
         ask = getattr(self.sink, "unfinished", None)
         found: tuple[int, int] | None = ask() if ask is not None else None
         return found
+
+    def landed(self, vnode_count: int) -> frozenset[int]:
+        """The vnodes whose part of the unfinished range is in the target for certain; the others must come."""
+        ask = getattr(self.sink, "landed", None)
+        return ask(vnode_count) if ask is not None else frozenset()
 
     def deliver(
         self,
@@ -225,6 +223,17 @@ class DeliveryLoop:
 
     def _to(self, event: DeliveryEvent) -> None:
         self.state = advance(self.state, event)
+
+
+def went_back(sink: str, known: str, found: int | None) -> DefiniteError:
+    return DefiniteError(
+        "SINK_TARGET_WENT_BACK",
+        f"the target of sink {sink} has lost what was delivered to it",
+        detail=f"{known}, the target says {found}",
+        hint="drop the sink and create it again: it then begins with a snapshot"
+        if found is None
+        else f"headwater rewind {sink} --to-epoch {found}",
+    )
 
 
 def overlap(sink: str, found: int) -> TransientError:

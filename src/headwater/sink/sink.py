@@ -1,6 +1,6 @@
 """The contract of a sink: what a connector promises, so that every change is in its target exactly once (I5).
 
-    prepare(from, to) ──► write(token, df) ──► commit(token) ──► durable
+    prepare(from, to) ──► write(token, …) ──► commit(token) ──► durable
          makes room         one Spark job:        one atomic step:
          for staging        stages, shows         data + progress
                             nothing               become visible together
@@ -126,7 +126,10 @@ class Sink(Protocol):
     The batch. `write` gets a Spark DataFrame: the visible columns in order, then `_op TINYINT` (1 upsert, 2 delete);
     one row per sink key (append-only: any number of rows, all 1). A delete has at least its key columns filled. An
     empty DataFrame is legal: the epoch is still committed. A batch holds whole epochs, hence whole source
-    transactions.
+    transactions. A sink that does nothing with a batch but hand it to `spark.sink.run_tasks` may say `takes_rows =
+    True`: it then gets small batches as a `RowBatch` (`batch.py`) of the same columns, and its task runs once, in the
+    engine. One that publishes a batch in several steps and says `wants_vnodes = True` also gets `_vnode INT`, last,
+    where each row is one of its input's.
 
     Staging. What `write` does is invisible to readers of the target, however it ends, and runs as one Spark job over
     all partitions in parallel. A Spark task may run twice: only the attempt that Spark reports as successful may
@@ -163,8 +166,8 @@ class Sink(Protocol):
         """Make room for staging the changes of `(from_epoch, to_epoch]`; remove stale staging of earlier attempts."""
         ...
 
-    def write(self, token: Token, df: Any) -> Token:
-        """Stage the batch by one Spark job; gives the token to commit."""
+    def write(self, token: Token, batch: Any) -> Token:
+        """Stage the batch, a DataFrame by one Spark job; gives the token to commit."""
         ...
 
     def commit(self, token: Token) -> None:

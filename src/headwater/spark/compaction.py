@@ -21,7 +21,7 @@ from headwater.spark.row_writer import writable
 from headwater.spark.segment_index import SegmentIndex, TooLarge
 from headwater.storage.checkpoint import Segment
 from headwater.storage.files import DataDir, segment_path
-from headwater.storage.segments import newest_per_key, read_segments, write_segment
+from headwater.storage.segments import VnodeFilter, newest_per_key, read_segments, write_segment
 
 # What a task holds at once: half a second of work, some hundred megabytes once decompressed.
 FOLDED_ROWS: Final = 500_000
@@ -72,6 +72,7 @@ class KeysOnce:
     paths: tuple[str, ...]
     first: int
     end: int
+    vnode_count: int
 
     @property
     def subject(self) -> int:
@@ -79,7 +80,8 @@ class KeysOnce:
 
     def run(self) -> Iterator[dict[str, Any]]:
         names = list(self.schema.key)
-        rows = read_segments(self.data_dir, self.schema, self.paths, [*names, OP], _of_vnodes(self.first, self.end))
+        where = _of_vnodes(self.first, self.end, self.vnode_count)
+        rows = read_segments(self.data_dir, self.schema, self.paths, [*names, OP], where)
         deletes = pc.any(pc.not_equal(rows.column(OP), OP_UPSERT)).as_py()
         once = not deletes and rows.group_by(names).aggregate([]).num_rows == rows.num_rows
         yield {"subject": self.table_id, "once": once}
@@ -133,11 +135,13 @@ class FoldVnodes:
                 SegmentIndex(self.data_dir, self.schema, path).prepare_like(old)
 
     def _read(self, paths: Sequence[str]) -> pa.Table:
-        return read_segments(self.data_dir, self.schema, paths, where=_of_vnodes(self.first, self.end))
+        return read_segments(
+            self.data_dir, self.schema, paths, where=_of_vnodes(self.first, self.end, self.vnode_count)
+        )
 
 
-def _of_vnodes(first: int, end: int) -> pc.Expression:
-    return (pc.field(VNODE) >= first) & (pc.field(VNODE) < end)
+def _of_vnodes(first: int, end: int, vnode_count: int) -> VnodeFilter:
+    return VnodeFilter((pc.field(VNODE) >= first) & (pc.field(VNODE) < end), vnode_count)
 
 
 def _ranges(segments: Sequence[Segment], vnode_count: int) -> Iterator[tuple[int, int]]:
@@ -162,6 +166,6 @@ def fold_tasks(
 def once_tasks(data_dir: DataDir, schema: Schema, segments: Sequence[Segment], vnode_count: int) -> list[KeysOnce]:
     paths = tuple(s.path for s in segments)
     return [
-        KeysOnce(data_dir, segments[0].table_id, schema, paths, first, end)
+        KeysOnce(data_dir, segments[0].table_id, schema, paths, first, end, vnode_count)
         for first, end in _ranges(segments, vnode_count)
     ]

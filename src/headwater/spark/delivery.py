@@ -3,53 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Schema, quoted
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VNODE, Schema, quoted
 from headwater.runtime.registry import schema_of
 from headwater.sink.sink import SinkType
 from headwater.spark.changes import difference
+from headwater.spark.segment import vnode_expression
 from headwater.spark.sink import appended, net_by_key
 from headwater.spark.width import is_wide
 from headwater.storage.checkpoint import JobRow
 
 
-def snapshot_batch(core: Any, source: JobRow, epoch: int, options: Any, key: Sequence[str]) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a batch is asked to hold: the rows of some vnodes (None: of all), with `_vnode` if `numbered`.
+
+    Both are only for changes that reach the sink row by row as the table has them; `numbered` is a wish.
+    """
+
+    vnodes: frozenset[int] | None = None
+    numbered: bool = False
+
+
+WHOLE: Final = Part()
+
+
+def snapshot_batch(
+    core: Any, source: JobRow, epoch: int, options: Any, key: Sequence[str], part: Part = WHOLE
+) -> DataFrame:
     """All rows as of an epoch, as upserts."""
     schema = schema_of(source)
     segments = core.meta.segments_at(source.id, epoch)
-    rows = core.reader(schema, wide=is_wide(segments)).snapshot(segments)
-    rows = _visible(rows.withColumn(OP, F.lit(OP_UPSERT).cast("tinyint")), schema)
-    return rows if options.type is SinkType.APPEND_ONLY or _own_key(schema, key) else net_by_key(rows, key)
+    reader = core.reader(schema, wide=is_wide(segments))
+    own = options.type is SinkType.APPEND_ONLY or _own_key(schema, key)
+    rows = reader.snapshot(segments, vnodes=_vnodes(part, own))
+    rows = rows.withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
+    return _numbered(rows, core, schema, part) if own else net_by_key(_visible(rows, schema), key)
 
 
-def change_batch(core: Any, source: JobRow, after: int, upto: int, options: Any, key: Sequence[str]) -> DataFrame:
+def change_batch(
+    core: Any, source: JobRow, after: int, upto: int, options: Any, key: Sequence[str], part: Part = WHOLE
+) -> DataFrame:
     """The net changes of (after, upto]."""
     schema = schema_of(source)
     segments = core.meta.change_segments(source.id, after, upto)
-    own_key = _own_key(schema, key)
+    append_only = options.type is SinkType.APPEND_ONLY
     reset = core.meta.was_reset(source.id, after, upto)
-    read = [*segments, *core.meta.segments_at(source.id, after)] if reset or not own_key else segments
+    own = not reset and (append_only or _own_key(schema, key))
+    read = segments if own else [*segments, *core.meta.segments_at(source.id, after)]
     reader = core.reader(schema, wide=is_wide(read))
+    vnodes = _vnodes(part, own)
+    if own:
+        rows = _numbered(reader.changes(segments, vnodes), core, schema, part)
+        return appended(rows, force=options.force_append_only) if append_only else rows
+    before = reader.snapshot(core.meta.segments_at(source.id, after))
     if reset:
-        before = reader.snapshot(core.meta.segments_at(source.id, after))
-        now = reader.snapshot(core.meta.segments_at(source.id, upto))
-        rows = _visible(difference(before, now), schema)
-        own_key = False
-    elif options.type is SinkType.APPEND_ONLY:
-        return appended(_visible(reader.changes(segments), schema), force=options.force_append_only)
-    elif own_key:
-        rows = _visible(reader.changes(segments), schema)
+        changes = difference(before, reader.snapshot(core.meta.segments_at(source.id, upto)))
     else:
-        before = reader.snapshot(core.meta.segments_at(source.id, after))
-        rows = _visible(reader.changes_with_old(segments, before), schema)
-    if options.type is SinkType.APPEND_ONLY:
-        return appended(rows, force=options.force_append_only)
-    return rows if own_key else net_by_key(rows, key)
+        changes = reader.changes_with_old(segments, before)
+    rows = _visible(changes, schema)
+    return appended(rows, force=options.force_append_only) if append_only else net_by_key(rows, key)
 
 
 def replay_batch(
@@ -80,6 +99,19 @@ def replay_batch(
 def _own_key(schema: Schema, key: Sequence[str]) -> bool:
     """Whether the sink's key is the table's: then a change of the table is a change of the sink as it is."""
     return tuple(key) == schema.key
+
+
+def _vnodes(part: Part, own: bool) -> list[int] | None:
+    if part.vnodes is not None and not own:
+        raise ValueError("a row of this sink may come of several rows of its input, hence of several vnodes")
+    return None if part.vnodes is None else sorted(part.vnodes)
+
+
+def _numbered(rows: DataFrame, core: Any, schema: Schema, part: Part) -> DataFrame:
+    if not part.numbered:
+        return _visible(rows, schema)
+    vnode = vnode_expression(schema.key_columns, core.vnode_count).alias(VNODE)
+    return rows.select(*[quoted(c.name) for c in schema.visible], OP, vnode)
 
 
 def _visible(rows: DataFrame, schema: Schema) -> DataFrame:

@@ -15,7 +15,7 @@ from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.model.vnode import key_text, vnodes
 from headwater.spark.segment_index import TooLarge, is_open, opened
 from headwater.storage.files import DataDir
-from headwater.storage.segments import arrow_schema, newest_per_key, read_segments
+from headwater.storage.segments import VnodeFilter, arrow_schema, newest_per_key, read_segments
 
 FEW_VNODES: Final = 1 / 8  # of all: up to this part of a segment is read rather than an index made for it
 
@@ -50,6 +50,7 @@ class _Wanted:
         self.match = match
         self.texts = pc.unique(key_text(keys, match))
         self.vnodes = pc.unique(vnodes(keys, match, vnode_count))
+        self.where = VnodeFilter(pc.field(VNODE).isin(self.vnodes), vnode_count)
         self.hashes = np.unique(key_hashes(keys, match))
         self.few = len(self.vnodes) <= FEW_VNODES * vnode_count
 
@@ -64,7 +65,7 @@ def _found(data_dir: DataDir, schema: Schema, path: str, wanted: _Wanted, names:
         except TooLarge:
             rows = None
     if rows is None:
-        rows = read_segments(data_dir, schema, [path], names, pc.field(VNODE).isin(wanted.vnodes))
+        rows = read_segments(data_dir, schema, [path], names, wanted.where)
     return rows.filter(pc.is_in(key_text(rows, wanted.match), value_set=wanted.texts))
 
 

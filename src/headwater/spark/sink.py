@@ -1,8 +1,9 @@
 """The data plane of sinks: makes the batch that a sink gets, and runs a sink's writing as one Spark job.
 
-`sink/sink.py` has the contract, the connectors have what a task does with its Arrow batches. Rows never pass through
-the driver: a task hands back one small JSON line (counts, file names). An error inside a task comes back as data, not
-as a stack trace, so that no row value can leak into a message and a definite error is not retried by Spark.
+`sink/sink.py` has the contract, the connectors have what a task does with its Arrow batches. Rows of a DataFrame never
+pass through the driver: a task hands back one small JSON line (counts, file names). An error inside a task comes back
+as data, not as a stack trace, so that no row value leaks into a message and a definite error is not retried by Spark.
+Rows that are in the engine's memory already (`sink/batch.py`) go through the same task, here and now.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater import errors
-from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, quoted
+from headwater.errors import HeadwaterError, IndeterminateError, TransientError
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, VNODE, quoted
+from headwater.sink.batch import RowBatch
 from headwater.spark.batches import gathered, map_batches
 
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
     """Which task of the job this is; `attempt` is unique in the Spark application, also among retries and
-    speculation.
+    speculation. Rows in memory are one task (0, 0), which is run once.
     """
 
     partition: int
@@ -38,18 +40,20 @@ TASK_ROWS: Final = 65_536
 TASK_BYTES: Final = 16 * 1024 * 1024
 
 
-def run_tasks(df: DataFrame, task: SinkTask, *, commits: bool = False) -> list[dict[str, Any]]:
+def run_tasks(
+    batch: DataFrame | RowBatch, task: SinkTask, *, at_most: int | None = None, commits: bool = False
+) -> list[dict[str, Any]]:
     """Run `task` over every partition in one job; the results of the successful attempts, in partition order.
 
-    With `commits` the tasks publish: an error that nobody foresaw then leaves the outcome open.
+    `at_most` bounds the tasks, for a target that takes so many connections. With `commits` the tasks publish: an error
+    that nobody foresaw then leaves the outcome open.
     """
     unforeseen = IndeterminateError if commits else TransientError
-
-    def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"result": [_guarded(task, _larger(batches), unforeseen)]})
-
-    rows = map_batches(df, partition, "result STRING").collect()
-    results = [json.loads(row.result) for row in rows]
+    if isinstance(batch, RowBatch):
+        lines = [_guarded(task, _larger(iter(batch.rows.to_batches())), unforeseen)]
+    else:
+        lines = _by_spark(batch if at_most is None else batch.coalesce(at_most), task, unforeseen)
+    results = [json.loads(line) for line in lines]
     failed = [r["error"] for r in results if "error" in r]
     if failed:
         # What is not known comes first, as nothing else may be done then. A definite error explains more than the lost
@@ -57,6 +61,13 @@ def run_tasks(df: DataFrame, task: SinkTask, *, commits: bool = False) -> list[d
         failed.sort(key=lambda e: (e["type"] != "IndeterminateError", e["type"] == "TransientError"))
         raise _rebuild(failed[0])
     return sorted(results, key=lambda r: int(r["partition"]))
+
+
+def _by_spark(df: DataFrame, task: SinkTask, unforeseen: type[HeadwaterError]) -> list[str]:
+    def partition(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"result": [_guarded(task, _larger(batches), unforeseen)]})
+
+    return [row.result for row in map_batches(df, partition, "result STRING").collect()]
 
 
 def _larger(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -86,17 +97,27 @@ def _rebuild(error: dict[str, str]) -> HeadwaterError:
     return rebuilt
 
 
-def active_session() -> Any:
-    """The session of this engine, for a commit that has no batch at hand."""
-    from pyspark.sql import SparkSession
+def numbered_tasks(count: int, like: DataFrame | RowBatch | None) -> DataFrame | RowBatch:
+    """For `run_tasks`: tasks that have no rows but their number, in the column `id`; they run where a batch's did."""
+    if isinstance(like, RowBatch):
+        return RowBatch(pa.table({"id": pa.array(range(count), pa.int64())}))
+    spark = SparkSession.active() if like is None else like.sparkSession
+    return spark.range(0, count, 1, count)
 
-    return SparkSession.active()
 
+def sliced(df: DataFrame | RowBatch, by: Sequence[str], count: int, name: str) -> DataFrame | RowBatch:
+    """The rows with the number of their slice, 0 to `count` - 1: a function of the values of `by` alone.
 
-def sliced(df: DataFrame, by: Sequence[str], count: int, name: str) -> DataFrame:
-    """The rows with the number of their slice, 0 to `count` - 1: a function of the values of `by` alone."""
+    By `_vnode` it is the vnode's number modulo `count`; the column is then taken away.
+    """
+    if isinstance(df, RowBatch):
+        assert count == 1, "Spark's hash is not to be had here"
+        return RowBatch(df.rows.append_column(name, pa.repeat(pa.scalar(0, pa.int32()), df.rows.num_rows)))
     if count == 1:
-        return df.withColumn(name, F.lit(0))
+        return df.drop(VNODE).withColumn(name, F.lit(0))
+    if tuple(by) == (VNODE,):
+        return df.withColumn(name, F.pmod(F.col(VNODE), F.lit(count))).drop(VNODE)
+    df = df.drop(VNODE)
     # Spark hashes no maps; their JSON text is the same for the same segments.
     kinds = dict(df.dtypes)
     values = [F.to_json(quoted(c)) if "map<" in kinds[c] else F.col(quoted(c)) for c in by]
@@ -126,11 +147,3 @@ def appended(changes: DataFrame, *, force: bool) -> DataFrame:
         return changes.where(F.col(OP) == OP_UPSERT)
     refuse = F.raise_error(F.lit("SINK_NOT_APPEND_ONLY")).cast("tinyint")
     return changes.withColumn(OP, F.when(F.col(OP) == OP_DELETE, refuse).otherwise(F.col(OP)))
-
-
-def not_append_only(sink: str) -> DefiniteError:
-    return DefiniteError(
-        "SINK_NOT_APPEND_ONLY",
-        f"sink {sink} is append-only, but its input deletes rows",
-        hint="use type='upsert' with a primary_key, or force_append_only='true' to drop deletes",
-    )

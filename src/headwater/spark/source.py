@@ -235,7 +235,9 @@ class OpenTable:
         count = int(self.meta.setting("parameter:vnode_count", "256") or 256)
         pieces = min(count, 1 + sum(sizes.get(f.path, 0) for f in files) // BYTES_PER_TASK)
         bounds = [count * i // pieces for i in range(pieces + 1)]
-        return [Slice(self.data_dir, self.schema, low, high) for low, high in itertools.pairwise(bounds) if files]
+        return [
+            Slice(self.data_dir, self.schema, low, high, count) for low, high in itertools.pairwise(bounds) if files
+        ]
 
     def change_parts(self, after: int, upto: int) -> Iterator[Part]:
         """Tasks for (after, upto]; an epoch that replaced the table is compared as a whole."""

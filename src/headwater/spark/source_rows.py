@@ -1,7 +1,7 @@
 """What the tasks of the data source do, in Arrow alone: the rows of a table, or its changes, in a range of vnodes.
 
-Segments are sorted by (`_vnode`, key), so that a task reads only the row groups of its own range, and a key is never in
-two ranges. `source.py` plans; it decides which segments are visible.
+Segments are sorted by (`_vnode`, key), so that a task reads only the row groups of its own range (of format v1: all of
+them), and a key is never in two ranges. `source.py` plans; it decides which segments are visible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from headwater.model.epoch import EPOCH_ZERO_UNIX_MS, PHYSICAL_SHIFT
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.storage.files import DataDir
-from headwater.storage.segments import arrow_schema, newest_per_key
+from headwater.storage.segments import arrow_schema, newest_per_key, with_vnode
 
 EPOCH: Final = "_epoch"
 CHANGE_NAMES: Final = ("_change_type", "_commit_version", "_commit_timestamp")
@@ -42,6 +42,7 @@ class Slice:
     schema: Schema
     low: int
     high: int
+    vnode_count: int
 
     def snapshot(self, files: Sequence[File]) -> Iterator[pa.Table]:
         """All columns, hidden ones included: base rows that no delta touches, and the newest delta row per key."""
@@ -90,8 +91,10 @@ class Slice:
             columns = [n for n in wanted.names if n in present]
             for i in _overlapping(parquet, self.low, self.high):
                 rows = parquet.read_row_group(i, columns=columns)
+                if VNODE not in present:
+                    rows = with_vnode(rows, self.schema, self.vnode_count)
                 for at, field in enumerate(wanted):
-                    if field.name not in present:  # a column that came later
+                    if field.name not in rows.column_names:  # a column that came later
                         rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
                 rows = rows.select(wanted.names).cast(wanted)
                 vnode = rows.column(VNODE)

@@ -16,8 +16,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, VNODE, Schema, quoted
+from headwater.spark.segment import vnode_expression
 from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir
+from headwater.storage.segments import without_vnode
 
 # Up to this much the deltas are folded in one task and broadcast; beyond it a shuffle is cheaper than one slow task.
 SMALL_DELTA_BYTES: Final = 48 * 1024 * 1024
@@ -55,14 +57,15 @@ class TableReader:
         untouched = self._untouched(self._scan(base, where), net, delta)
         return self._columns(untouched).unionByName(self._columns(live))
 
-    def changes(self, segments: Sequence[AnySegment]) -> DataFrame:
+    def changes(self, segments: Sequence[AnySegment], vnodes: Sequence[int] | None = None) -> DataFrame:
         """The net change per key of the change-log segments of an epoch range: all columns + `_op`."""
         base, delta = _split(segments)
+        where = None if vnodes is None else F.col(VNODE).isin(list(vnodes))
         names = [quoted(n) for n in self.schema.names]
-        inserts = self._scan(base, None).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
+        inserts = self._scan(base, where).withColumn(OP, F.lit(OP_UPSERT).cast("tinyint"))
         if not delta:
             return inserts.select(*names, OP)
-        net = self._net(delta, None)
+        net = self._net(delta, where)
         if not base:
             return net.select(*names, OP)
         return self._untouched(inserts, net, delta).select(*names, OP).unionByName(net.select(*names, OP))
@@ -81,9 +84,18 @@ class TableReader:
         new = changed.where(F.col(OP) == OP_UPSERT)
         return old.select(*names, OP).unionByName(new.select(*names, OP))
 
-    def scan(self, segments: Sequence[AnySegment]) -> DataFrame:
-        """The rows of segments as they are, with `_vnode`, `_op` and `_seq`."""
-        return self._scan(segments, None)
+    def scan(self, segments: Sequence[AnySegment], where: Column | None = None) -> DataFrame:
+        """The rows of segments as they are, with `_op` and `_seq`; `where` may be about `_vnode`."""
+        return self._scan(segments, where)
+
+    def scan_numbered(self, segments: Sequence[AnySegment]) -> DataFrame:
+        """The same with `_vnode`, whatever format the segments have."""
+        old = without_vnode(self.data_dir, [s.path for s in segments])
+        known = self._read([s for s in segments if s.path not in old])
+        if not old:
+            return known
+        vnode = vnode_expression(self.schema.key_columns, self.vnode_count)
+        return known.unionByName(self._read([s for s in segments if s.path in old]).withColumn(VNODE, vnode))
 
     def empty(self) -> DataFrame:
         return self._columns(self._scan([], None))
@@ -91,12 +103,14 @@ class TableReader:
     # -- pieces -----------------------------------------------------------------------------------------------------
 
     def _scan(self, segments: Sequence[AnySegment], where: Column | None) -> DataFrame:
+        return self._read(segments) if where is None else self.scan_numbered(segments).where(where)
+
+    def _read(self, segments: Sequence[AnySegment]) -> DataFrame:
         fields = [(c.name, c.type) for c in self.schema.columns] + [(VNODE, "INT"), (OP, "TINYINT"), (SEQ, "BIGINT")]
         if not segments:
             return empty_frame(self.spark, fields)
         ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in fields)
-        frame = self.spark.read.schema(ddl).parquet(*[self.data_dir.url(s.path) for s in segments])
-        return frame if where is None else frame.where(where)
+        return self.spark.read.schema(ddl).parquet(*[self.data_dir.url(s.path) for s in segments])
 
     def _net(self, delta: Sequence[AnySegment], where: Column | None) -> DataFrame:
         """The newest row per key of the deltas, with its `_op`."""

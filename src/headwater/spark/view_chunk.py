@@ -52,7 +52,7 @@ def count_vnodes(core: Any, table: TableState) -> list[int]:
     counts = [0] * core.vnode_count
     if table.segments:
         with explained("VIEW_FAILED"):
-            found = core.reader(table.schema).scan(table.segments).groupBy(VNODE).count().collect()
+            found = core.reader(table.schema).scan_numbered(table.segments).groupBy(VNODE).count().collect()
         for row in found:
             counts[row[0]] = row[1]
     return counts

@@ -109,5 +109,5 @@ class _Scans:
     def _frame(self, segments: list[AnySegment], paths: tuple[str, ...]) -> Callable[[], DataFrame]:
         where = self.where
         if where is not None:
-            return lambda: self.reader.scan(segments).where(where)
+            return lambda: self.reader.scan(segments, where)
         return Lasting((self.reader.schema, paths), lambda: self.reader.scan(segments))

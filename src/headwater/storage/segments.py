@@ -1,12 +1,21 @@
 """Segments: one Parquet file of rows of one table, written here by workers with pyarrow.
 
-File format: the table's columns (hidden ones included), then `_vnode INT`, `_op TINYINT` (1 upsert, 2 delete) and
-`_seq BIGINT`; sorted by (`_vnode`, key). `spark/segment.py` writes the same with Spark's own writer, for bulk work.
+    format v2   the table's columns (hidden ones included), `_vnode INT`, `_op TINYINT` (1 upsert, 2 delete),
+                `_seq BIGINT`; sorted by (`_vnode`, key)
+    format v1   the same without `_vnode`: a row's vnode is what its key says (`model/vnode.py`)
+
+A row of a change-log segment is an entry of every log store that reads the table: `_seq` orders it, the epoch is the
+segment's (`added_epoch`), and the checkpoint that committed it is the barrier behind it. v1 is read everywhere, without
+the pruning that the column allows; only v2 is written, so compaction migrates. `spark/segment.py` writes v2 by Spark's
+own writer, for bulk work.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,14 +23,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headwater.model.schema import OP, SEQ, VNODE, Schema
+from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.model.types import arrow_type
 from headwater.model.vnode import vnodes
-from headwater.storage.checkpoint import NewSegment
+from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir, segment_path
 from headwater.storage.packing import packing
 
 ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
+
+ROWS_AT_A_TIME: Final = 1024
+KNOWN_SEGMENTS: Final = 100_000  # whose format is remembered, some 20 MB
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -95,25 +107,104 @@ def read_segments(
     schema: Schema,
     paths: Sequence[str],
     columns: Sequence[str] | None = None,
-    where: pc.Expression | None = None,
+    where: VnodeFilter | None = None,
 ) -> pa.Table:
     """The rows of several segments as one table; columns that an older segment does not have are NULL.
 
-    `where` prunes row groups, if it is about vnodes.
+    `where` takes the rows of some vnodes, and prunes row groups.
     """
     wanted = arrow_schema(schema)
     if columns is not None:
         wanted = pa.schema([wanted.field(c) for c in columns])
-    parts = [_read_one(data_dir, path, wanted, where) for path in paths]
+    parts = [_read_one(data_dir, schema, path, wanted, where) for path in paths]
     return pa.concat_tables(parts) if parts else wanted.empty_table()
 
 
-def _read_one(data_dir: DataDir, path: str, wanted: pa.Schema, where: pc.Expression | None) -> pa.Table:
+@dataclass(frozen=True, slots=True)
+class VnodeFilter:
+    """A condition on `_vnode`, and what it takes to know the vnode of a row that does not have it."""
+
+    condition: pc.Expression
+    vnode_count: int
+
+
+def _read_one(data_dir: DataDir, schema: Schema, path: str, wanted: pa.Schema, where: VnodeFilter | None) -> pa.Table:
     fs, target = data_dir.path(path)
     present = set(pq.read_schema(target, filesystem=fs).names)
     names = [n for n in wanted.names if n in present]
-    table = pq.read_table(target, filesystem=fs, columns=names, filters=where, partitioning=None)
+    if where is None or VNODE in present:
+        condition = None if where is None else where.condition
+        table = pq.read_table(target, filesystem=fs, columns=names, filters=condition, partitioning=None)
+    else:
+        with_key = list(dict.fromkeys([*names, *schema.key]))
+        table = pq.read_table(target, filesystem=fs, columns=with_key, partitioning=None)
+        table = with_vnode(table, schema, where.vnode_count).filter(where.condition).select(names)
+    return _conforming(table, wanted)
+
+
+_has_vnode: dict[tuple[str, str], bool] = {}
+_FOOTERS_AT_ONCE: Final = 16
+
+
+def without_vnode(data_dir: DataDir, paths: Sequence[str]) -> frozenset[str]:
+    """Those of the segments that are of format v1. A footer is read once: segments never change."""
+
+    def look(path: str) -> None:
+        fs, target = data_dir.path(path)
+        # Whoever reads a file that is gone or damaged says so better.
+        with contextlib.suppress(OSError, pa.ArrowException):
+            _has_vnode[data_dir.root, path] = VNODE in pq.read_schema(target, filesystem=fs).names
+
+    unknown = [p for p in paths if (data_dir.root, p) not in _has_vnode]
+    if len(_has_vnode) > KNOWN_SEGMENTS:
+        _has_vnode.clear()
+        unknown = list(paths)
+    if unknown:
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+            list(threads.map(look, unknown))
+    return frozenset(p for p in paths if not _has_vnode.get((data_dir.root, p), True))
+
+
+def _conforming(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    present = set(table.column_names)
     for i, field in enumerate(wanted):
         if field.name not in present:
             table = table.add_column(i, field, pa.nulls(table.num_rows, field.type))
     return table.select(wanted.names).cast(wanted)
+
+
+def read_held(data_dir: DataDir, schema: Schema, segments: Sequence[Segment], max_bytes: int) -> pa.Table | None:
+    """The rows of small change-log segments, to be held in memory; None if they would be more than so many bytes.
+
+    Rows of a base segment (a hand-over) get a `_seq` below every change's: a change of the same epochs is newer.
+    """
+    wanted = arrow_schema(schema)
+    parts: list[pa.Table] = []
+    for segment in segments:
+        table = _read_small(data_dir, segment.path, wanted, max_bytes - sum(p.nbytes for p in parts))
+        if table is None:
+            return None
+        if segment.kind == "base":
+            older = pa.array(np.full(table.num_rows, -1, np.int64))
+            table = table.set_column(wanted.names.index(SEQ), wanted.field(SEQ), older)
+            upsert = pa.array(np.full(table.num_rows, OP_UPSERT, np.int8))
+            table = table.set_column(wanted.names.index(OP), wanted.field(OP), upsert)
+        parts.append(table)
+    return pa.concat_tables(parts) if parts else wanted.empty_table()
+
+
+def _read_small(data_dir: DataDir, path: str, wanted: pa.Schema, max_bytes: int) -> pa.Table | None:
+    """Some rows at a time: a file says little about how large its rows are, values may be repeated in it."""
+    fs, target = data_dir.path(path)
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    with fs.open_input_file(target) as source, pq.ParquetFile(source) as file:
+        names = [n for n in wanted.names if n in set(file.schema_arrow.names)]
+        for batch in file.iter_batches(ROWS_AT_A_TIME, columns=names, use_threads=False):
+            size += batch.nbytes
+            if size > max_bytes:
+                return None
+            batches.append(batch)
+        empty = pa.schema([file.schema_arrow.field(n) for n in names])
+    table = pa.Table.from_batches(batches) if batches else empty.empty_table()
+    return _conforming(table, wanted)

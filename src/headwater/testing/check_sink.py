@@ -8,7 +8,8 @@ gives the visible rows as a list of tuples in column order. Each check delivers 
 in between and compares the target with a plain dictionary (upsert) or list (append-only). A failed check raises
 AssertionError.
 
-A sink that keeps its progress in memory only (`durable=False`) is spared the checks that need a restart.
+A sink that keeps its progress in memory only (`durable=False`) is spared the checks that need a restart. One that says
+`takes_rows` is checked twice: with batches of Spark, and with rows in memory.
 
 The columns are `id BIGINT NOT NULL, name STRING, amount DECIMAL(10,2)`, the key `id` (append-only sinks: none).
 """
@@ -21,9 +22,13 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
+import pyarrow as pa
+
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError
 from headwater.logstore import Backlog, ChunkRef, LogBuffer, LogEpoch, LogStoreReader, LogStoreState
-from headwater.model.schema import OP_DELETE, OP_UPSERT, Column
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Column
+from headwater.model.types import arrow_type
+from headwater.sink.batch import RowBatch, takes_rows
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.sink import Sink, Token
 
@@ -33,6 +38,7 @@ COLUMNS: Final = (
     Column("amount", "DECIMAL(10,2)"),
 )
 KEY: Final = ("id",)
+_ARROW: Final = pa.schema([*((c.name, arrow_type(c.type)) for c in COLUMNS), (OP, pa.int8())])
 _DDL: Final = "id BIGINT, name STRING, amount DECIMAL(10,2), _op TINYINT"
 
 Row = tuple[Any, ...]
@@ -52,11 +58,15 @@ class SinkUnderTest:
     rows: Callable[[], list[Row]]
     append_only: bool = False
     durable: bool = True
+    in_memory: bool = False
     base_epoch: int = 1_000
     _expected: list[Row] = field(default_factory=list)
 
     def batch(self, changes: Sequence[Change]) -> Any:
         rows = [(i, n, a, op) for op, i, n, a in changes]
+        if self.in_memory:
+            columns = zip(*rows, strict=True) if rows else [()] * len(_ARROW)
+            return RowBatch(pa.table([pa.array(c, f.type) for c, f in zip(columns, _ARROW, strict=True)], _ARROW))
         return self.spark.createDataFrame(rows, _DDL)
 
     def expect(self, changes: Sequence[Change]) -> None:
@@ -110,13 +120,17 @@ class _Faulty:
 def check_sink(make: Callable[[], SinkUnderTest]) -> None:
     """All checks; `make` gives a sink with a fresh, empty target each time."""
     for check in CHECKS:
-        under = make()
-        if applies(check, under):
-            check(under)
+        for in_memory in (False, True):
+            under = make()
+            under.in_memory = in_memory
+            if applies(check, under):
+                check(under)
 
 
 def applies(check: Callable[[SinkUnderTest], None], under: SinkUnderTest) -> bool:
     """Whether a check makes sense for a sink."""
+    if under.in_memory and not takes_rows(under.open(1)):
+        return False
     if check in (check_crash_at_every_step, check_zombie_cannot_commit):
         return under.durable
     # A rewound append-only sink appends again, as asked.

@@ -27,6 +27,8 @@ from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
 class SqliteSink(BaseSink):
     """One table `target` (key, row as JSON) and one progress row in a SQLite file that the tasks can reach too."""
 
+    takes_rows = True  # `write` does nothing with a batch but `run_tasks`
+
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
     ) -> None:
@@ -49,7 +51,7 @@ class SqliteSink(BaseSink):
             self._owned(db)
         return self.token(from_epoch, to_epoch)
 
-    def write(self, token: Token, df: Any) -> Token:
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.sink.encode import json_rows
         from headwater.spark.sink import run_tasks
 
@@ -65,7 +67,7 @@ class SqliteSink(BaseSink):
                     rows += batch.num_rows
             return {"rows": rows, "path": path}
 
-        results = run_tasks(df, stage)
+        results = run_tasks(batch, stage)
         return token.written(rows=self.rows_of(results), files=[r["path"] for r in results])
 
     def commit(self, token: Token) -> None:

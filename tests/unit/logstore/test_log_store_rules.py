@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pyarrow as pa
 import pytest
 
 from headwater.logstore import (
@@ -49,6 +50,16 @@ def test_small_epochs_are_delivered_as_one_batch() -> None:
     assert reader.next_batch(100, 10) is None
 
 
+def test_an_epoch_that_only_emptied_the_table_is_delivered_too() -> None:
+    writer, reader, _ = log()
+    writer.write_chunk(ChunkRef(1, 0, 0, 0, 0, ()))
+    writer.flush(1)
+    reader.committed(1)
+    assert reader.backlog().epochs == 1
+    batch = reader.next_batch(100, 10)
+    assert batch is not None and not batch.empty
+
+
 def test_an_epoch_larger_than_the_batch_is_delivered_whole() -> None:
     writer, reader, _ = log()
     for part in range(3):
@@ -66,20 +77,37 @@ def test_nothing_is_read_before_its_checkpoint_has_committed() -> None:
     assert reader.next_batch(10, 10) is None
 
 
+def rows(count: int) -> pa.Table:
+    return pa.table({"id": pa.array(range(count), pa.int64())})
+
+
 def test_rows_above_the_bound_are_held_as_references_only() -> None:
     writer, _, buffer = log(max_rows=10, max_bytes=1_000, max_epochs=10)
-    first = writer.write_chunk(chunk(1, 1, rows=8), payload="rows")
-    second = writer.write_chunk(chunk(1, 100, rows=8), payload="rows")
-    assert buffer.payload(first) == "rows"
-    assert buffer.payload(second) is None
+    first = writer.write_chunk(chunk(1, 1, rows=8))
+    second = writer.write_chunk(chunk(1, 100, rows=8))
     writer.flush(1)
+    assert buffer.keep(first, rows(8))
+    assert not buffer.keep(second, rows(8))
+    assert buffer.rows_of(first) is not None
+    assert buffer.rows_of(second) is None
     buffer.forget(1)
     assert (buffer.resident_rows, buffer.resident_bytes) == (0, 0)
 
 
 def test_bytes_bound_the_buffer_as_rows_do() -> None:
     writer, _, buffer = log(max_rows=1_000, max_bytes=60, max_epochs=10)
-    assert buffer.payload(writer.write_chunk(chunk(1, 1, rows=8), payload="rows")) is None
+    first = writer.write_chunk(chunk(1, 1, rows=8))
+    writer.flush(1)
+    assert not buffer.keep(first, rows(8))
+
+
+def test_rows_that_were_read_while_their_epoch_was_truncated_are_not_kept() -> None:
+    writer, _, buffer = log()
+    first = writer.write_chunk(chunk(1, 1, rows=8))
+    writer.flush(1)
+    buffer.forget(1)
+    assert not buffer.keep(first, rows(8))
+    assert buffer.resident_rows == 0
 
 
 def test_truncating_backwards_is_an_error() -> None:

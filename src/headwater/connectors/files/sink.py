@@ -32,6 +32,8 @@ _RACES: Final = 100  # tries to place a record; each lost one means that another
 class FilesSink(BaseSink):
     """Appends change files and one manifest record per batch."""
 
+    takes_rows = True
+
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
     ) -> None:
@@ -69,7 +71,7 @@ class FilesSink(BaseSink):
         token = self.token(from_epoch, to_epoch)
         return token.written(rows=0, directory=f"{DATA_DIR}/{self.name}-{to_epoch}-{self.generation}-{token.attempt}")
 
-    def write(self, token: Token, df: Any) -> Token:
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks
 
         directory = self.path / token.payload["directory"]
@@ -81,7 +83,7 @@ class FilesSink(BaseSink):
             stem = directory / f"part-{info.partition:05d}-{info.attempt}"
             return write_file(arrow, stem, names, fmt, compression)
 
-        results = [r for r in run_tasks(df, task) if r["rows"]]
+        results = [r for r in run_tasks(batch, task) if r["rows"]]
         prefix = token.payload["directory"]
         files = [{"path": f"{prefix}/{r['file']}", "rows": r["rows"], "bytes": r["bytes"]} for r in results]
         return token.written(rows=self.rows_of(results), bytes=sum(f["bytes"] for f in files), files=files)

@@ -1,7 +1,9 @@
 """The Kafka sink: tasks encode messages in parallel into staged files, then tasks send them in transactions.
 
     write    one job: every partition encodes its rows column-wise (`encode.py`) under `staging.path`
-    commit   one job: one task per producer sends the staged files; rows never pass through the engine
+    commit   one job: one task per producer sends the staged files
+
+Both are done in the engine, by the same tasks, for rows that it holds already; other rows never pass through it.
 
 `staging.path` must be reachable by the engine and by the executors. A Kafka transaction belongs to one producer.
 
@@ -9,13 +11,15 @@
 `isolation.level=read_committed` sees all of the batch or nothing, so no source transaction is ever half there.
 
 *Several producers* (the first, large batch: the snapshot; and all batches with `atomic='false'`): the rows are cut into
-slices by a hash of the key. First the engine writes down its intent (range, number of producers, an id) under the
-sink's own transactional id. Then each producer, with a transactional id of its own, sends its slice and the record
-"slice n of this intent is sent" in one transaction. When all have, the engine notes the epoch. Exactly once:
+slices, by their vnode, or by a hash of the sink's key where that is not the table's. First the engine writes down its
+intent (range, number of slices and how they are cut, an id) under the sink's own transactional id. Then each producer,
+with a transactional id of its own, sends its slice and the record "slice n of this intent is sent" in one transaction.
+When all have, the engine notes the epoch. Exactly once:
 - a slice is in the topic if and only if its record is, and a task reads the record after `init_transactions`, which has
   ended whatever an earlier attempt had open: a slice is sent once, however often its task is run and by whom;
 - a batch of which some slices are there is delivered again with the same range, the same number of slices and hence the
-  same rows in each (`unfinished` tells the delivery), and the slices that are there are left out;
+  same rows in each (`unfinished` tells the delivery), and the slices that are there are left out: they are not even
+  read again, if they are of vnodes (`landed`). How many tasks send what is left does not matter;
 - nobody begins another batch before that, and a replaced engine cannot write an intent: its transactional id is fenced.
 
 Fencing: `claim` begins a transaction of the sink's own id, which makes a predecessor's producer useless, and writes its
@@ -41,7 +45,7 @@ from headwater.connectors.kafka.encode import FORMATS, SLICE, Form, encode_task,
 from headwater.connectors.kafka.registry import register
 from headwater.connectors.kafka.transaction import INTENT, REQUEST_TIMEOUT_S, Place, Transaction, silent
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
-from headwater.model.schema import Column
+from headwater.model.schema import VNODE, Column
 from headwater.sink.base import BaseSink
 from headwater.sink.dead_letters import letters_of
 from headwater.sink.options import Option, SinkOptions
@@ -62,11 +66,15 @@ OPTIONS: Final = (
     Option("schema.registry.password", secret=True),
 )
 PROPERTY_PREFIX: Final = "properties."
+BY_VNODE: Final = "vnode"
+BY_KEY: Final = "key"  # also of intents that do not say it: an older release wrote them
 DEFAULT_MAX_BYTES: Final = 1_000_000  # the client's own default of message.max.bytes
 
 
 class KafkaSink(BaseSink):
     """Produces one message per change, keyed; a delete is a tombstone."""
+
+    wants_vnodes = True
 
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
@@ -76,7 +84,7 @@ class KafkaSink(BaseSink):
         self.place = Place(options, name, generation)
         root = options["staging.path"] or f"{tempfile.gettempdir()}/headwater-kafka"
         self._staging = Path(root).absolute() / f"{name}-{self.topic}"
-        self._spark: Any = None
+        self._last: Any = None  # the batch that was written
         self._prefixes: tuple[bytes, bytes] | None = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
@@ -96,7 +104,7 @@ class KafkaSink(BaseSink):
         records = self.place.owned()
         token = self.token(from_epoch, to_epoch)
         shutil.rmtree(self._staging, ignore_errors=True)  # of earlier attempts: we own the sink
-        intent: Mapping[str, Any] = {"id": token.attempt, "producers": self._producers(from_epoch)}
+        intent: Mapping[str, Any] = {"id": token.attempt, "producers": self._producers(from_epoch), "by": ""}
         if records.unfinished and records.intent is not None:
             intent = records.intent
             if int(intent["to"]) != to_epoch:
@@ -105,24 +113,29 @@ class KafkaSink(BaseSink):
                     f"the target of sink {self.name} already holds a part of the batch",
                     detail=f"begun up to epoch {intent['to']}, asked for {to_epoch}",
                 )
-        return token.written(
-            rows=0, directory=str(self._staging / token.attempt), intent=intent["id"], producers=intent["producers"]
-        )
+        facts = {"intent": intent["id"], "producers": intent["producers"], "by": intent.get("by", BY_KEY)}
+        return token.written(rows=0, directory=str(self._staging / token.attempt), **facts)
 
-    def write(self, token: Token, df: Any) -> Token:
+    @property
+    def takes_rows(self) -> bool:
+        """Rows in memory are sent by one producer; one that is not to be atomic is cut into slices, by Spark."""
+        return bool(self.options["atomic"])
+
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks, sliced
 
-        self._spark = df.sparkSession
+        self._last = batch
         Path(token.payload["directory"]).mkdir(parents=True)
         task = encode_task(self._form(), token.payload["directory"], self.dead_letter_prefix(token))
-        rows = sliced(df, self.key or self.column_names, int(token.payload["producers"]), SLICE)
-        results = run_tasks(rows, task)
+        by = token.payload["by"] or (BY_VNODE if VNODE in batch.columns else BY_KEY)
+        cut = (VNODE,) if by == BY_VNODE else self.key or self.column_names
+        results = run_tasks(sliced(batch, cut, int(token.payload["producers"]), SLICE), task)
         files: dict[str, list[str]] = {}
         for result in results:
             for number, path in result["files"].items():
                 files.setdefault(number, []).append(path)
         size = sum(r["bytes"] for r in results)
-        return token.written(rows=self.rows_of(results), bytes=size, files=files, **letters_of(results))
+        return token.written(rows=self.rows_of(results), bytes=size, files=files, by=by, **letters_of(results))
 
     def commit(self, token: Token) -> None:
         if int(token.payload["producers"]) == 1:
@@ -143,6 +156,14 @@ class KafkaSink(BaseSink):
             return None
         return int(records.intent["from"]), int(records.intent["to"])
 
+    def landed(self, vnode_count: int) -> frozenset[int]:
+        """The vnodes whose part of the unfinished range is in the topic."""
+        records = self.place.owned()
+        if not records.unfinished or records.intent is None or records.intent.get("by") != BY_VNODE:
+            return frozenset()
+        slices, sent = int(records.intent["producers"]), records.sent
+        return frozenset(v for v in range(vnode_count) if v % slices in sent)
+
     def reset(self, to_epoch: int | None) -> None:
         with Transaction(self.place) as transaction:
             transaction.begin().commit({**self._progress(to_epoch), self.place.key(INTENT): None})
@@ -161,7 +182,7 @@ class KafkaSink(BaseSink):
                 return
             if records.intent is None or records.intent["id"] != facts["intent"]:
                 intent = {"id": facts["intent"], "from": token.from_epoch, "to": token.to_epoch}
-                intent |= {"producers": facts["producers"], "generation": self.generation}
+                intent |= {"producers": facts["producers"], "by": facts["by"], "generation": self.generation}
                 transaction.begin().commit({self.place.key(INTENT): intent})
         try:
             self._send(token, int(facts["producers"]))
@@ -174,12 +195,12 @@ class KafkaSink(BaseSink):
             message = f"not every producer of sink {self.name} could send its part"
             raise IndeterminateError("SINK_COMMIT_UNKNOWN", message, detail=f"{error.code} {error.detail}") from None
 
-    def _send(self, token: Token, producers: int) -> None:
-        from headwater.spark.sink import active_session, run_tasks
+    def _send(self, token: Token, slices: int) -> None:
+        from headwater.spark.sink import numbered_tasks, run_tasks
 
-        spark = self._spark or active_session()
-        numbers = spark.range(0, producers, 1, producers)
-        run_tasks(numbers, send_task(self.place, token, alone=producers == 1), commits=True)
+        numbers = numbered_tasks(slices, like=self._last)
+        task = send_task(self.place, token, alone=slices == 1)
+        run_tasks(numbers, task, at_most=max(1, int(self.options["producers"])), commits=True)
 
     def _progress(self, epoch: int | None) -> dict[bytes, Mapping[str, Any] | None]:
         return {self.place.key(): {"epoch": epoch, "generation": self.generation}}

@@ -3,7 +3,8 @@
     progress topic (compacted, one partition)
     key                     value
     sink                    {"epoch": e, "generation": g}                  what is delivered, and who owns the sink
-    ["sink", "intent"]      {"id", "from", "to", "producers", …} or none   a batch that several producers are sending
+    ["sink", "intent"]      {"id", "from", "to", "producers", "by", …}     a batch that several producers are sending,
+                            or none                                        in slices "by" vnode or key
     ["sink", "3"]           {"intent": id}                                 producer 3 has sent its slice of that batch
     ["sink", "schema", n]   an Avro schema, n its fingerprint              for readers without a registry
 
@@ -73,10 +74,15 @@ class Records:
         return self.intent is not None and (noted is None or int(self.intent["to"]) > noted)
 
     @property
-    def _all_sent(self) -> bool:
+    def sent(self) -> frozenset[int]:
+        """The slices of the intent that are in the topic, from 0 on."""
         assert self.intent is not None
-        numbers = range(1, int(self.intent["producers"]) + 1)
-        return all(self.slices.get(str(n)) == self.intent["id"] for n in numbers)
+        numbers = range(int(self.intent["producers"]))
+        return frozenset(n for n in numbers if self.slices.get(str(n + 1)) == self.intent["id"])
+
+    @property
+    def _all_sent(self) -> bool:
+        return self.intent is not None and len(self.sent) == int(self.intent["producers"])
 
 
 @dataclass(frozen=True, slots=True)

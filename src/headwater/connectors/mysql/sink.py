@@ -69,6 +69,8 @@ _LOGIN: Final = frozenset({1044, 1045, 1698, 1227, 1142})
 class MySqlSink(BaseSink):
     """Upserts or appends into one table. Instants are stored in UTC."""
 
+    takes_rows = True
+
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
     ) -> None:
@@ -114,12 +116,12 @@ class MySqlSink(BaseSink):
             self._relax(cursor, stage)
         return token.written(rows=0, stage=stage)
 
-    def write(self, token: Token, df: Any) -> Token:
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks
 
         letters = self.dead_letter_prefix(token)
         task = insert_task(self.name, connector(self.options), token.payload["stage"], self.column_names, letters)
-        results = run_tasks(df.coalesce(int(self.options["max_connections"])), task)
+        results = run_tasks(batch, task, at_most=int(self.options["max_connections"]))
         attempts = [r["attempt"] for r in results if r["rows"]]
         return token.written(rows=self.rows_of(results), attempts=attempts, **letters_of(results))
 

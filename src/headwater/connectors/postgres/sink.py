@@ -52,6 +52,8 @@ LOCKED: Final = "55P03"
 class PostgresSink(BaseSink):
     """Upserts or appends into one table."""
 
+    takes_rows = True
+
     def __init__(
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
     ) -> None:
@@ -112,7 +114,7 @@ class PostgresSink(BaseSink):
             arrays = [n for n, category in self._target_columns(cursor).items() if category == "A"]
         return token.written(rows=0, stage=stage, arrays=arrays)
 
-    def write(self, token: Token, df: Any) -> Token:
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.connectors.postgres.sink_task import copy_task
         from headwater.spark.sink import run_tasks
 
@@ -124,7 +126,7 @@ class PostgresSink(BaseSink):
             arrays=frozenset(token.payload["arrays"]),
             dead_letters=self.dead_letter_prefix(token),
         )
-        results = run_tasks(df.coalesce(int(self.options["max_connections"])), task)
+        results = run_tasks(batch, task, at_most=int(self.options["max_connections"]))
         done = [r for r in results if r["rows"]]
         return token.written(
             rows=self.rows_of(done),

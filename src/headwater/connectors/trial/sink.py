@@ -29,6 +29,7 @@ PROPERTY_PREFIX: Final = "python."
 class BlackholeSink(BaseSink):
     """Reads every row and keeps nothing; for measuring everything before the target."""
 
+    takes_rows = True
     durable = False  # progress is in memory: a new object knows nothing of what the last one delivered
 
     def __init__(
@@ -46,7 +47,7 @@ class BlackholeSink(BaseSink):
     def prepare(self, from_epoch: int, to_epoch: int) -> Token:
         return self.token(from_epoch, to_epoch)
 
-    def write(self, token: Token, df: Any) -> Token:
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import TaskInfo, run_tasks
 
         def count(batches: Iterator[Any], info: TaskInfo) -> dict[str, int]:
@@ -55,7 +56,7 @@ class BlackholeSink(BaseSink):
                 rows, size = rows + batch.num_rows, size + batch.nbytes
             return {"rows": rows, "bytes": size}
 
-        results = run_tasks(df, count)
+        results = run_tasks(batch, count)
         return token.written(rows=self.rows_of(results), bytes=sum(r["bytes"] for r in results))
 
     def commit(self, token: Token) -> None:
@@ -85,7 +86,7 @@ class PrintSink(BlackholeSink):
         super().__init__(name, options, columns, key, generation)
         self._staged: dict[str, list[str]] = {}
 
-    def write(self, token: Token, df: Any) -> Token:
+    def write(self, token: Token, batch: Any) -> Token:
         from headwater.sink.encode import json_rows
         from headwater.spark.sink import TaskInfo, run_tasks
 
@@ -101,7 +102,7 @@ class PrintSink(BlackholeSink):
                 lines += [_line(o, r) for o, r in zip(ops, json_rows(head, names).to_pylist(), strict=True)]
             return {"rows": rows, "lines": lines}
 
-        results = run_tasks(df, encode)
+        results = run_tasks(batch, encode)
         self._staged = {token.attempt: [line for r in results for line in r["lines"]][:limit]}
         return token.written(rows=self.rows_of(results))
 

@@ -1,0 +1,54 @@
+"""Segments of format v1 have no `_vnode`: the key says it, and a condition on vnodes takes the same rows of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from headwater.model.schema import OP, SEQ, VNODE, Column, Schema
+from headwater.model.vnode import vnodes
+from headwater.storage.files import DataDir
+from headwater.storage.segments import VnodeFilter, read_segments, without_vnode, write_segment
+
+SCHEMA = Schema((Column("id", "BIGINT", nullable=False), Column("name", "STRING")), ("id",))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> tuple[DataDir, str, str]:
+    """The same rows in a segment of each format."""
+    rows = pa.table(
+        {
+            "id": pa.array(range(1_000), pa.int64()),
+            "name": pa.array([f"n{i}" for i in range(1_000)]),
+            OP: pa.array([1] * 1_000, pa.int8()),
+            SEQ: pa.array(range(1_000), pa.int64()),
+        }
+    )
+    data_dir = DataDir(str(tmp_path))
+    new = write_segment(data_dir, 1, SCHEMA, rows, kind="delta", vnode_count=16).path
+    pq.write_table(pq.read_table(tmp_path / new, partitioning=None).drop_columns([VNODE]), tmp_path / "old.parquet")
+    return data_dir, new, "old.parquet"
+
+
+@pytest.mark.parametrize("columns", [None, ["name"], ["id", OP]])
+def test_a_condition_on_vnodes_takes_the_same_rows_of_both_formats(
+    both: tuple[DataDir, str, str], columns: list[str] | None
+) -> None:
+    data_dir, new, old = both
+    where = VnodeFilter((pc.field(VNODE) >= 3) & (pc.field(VNODE) < 7), 16)
+    names = columns or ["id", "name", OP, SEQ]
+    found = [read_segments(data_dir, SCHEMA, [path], columns, where).select(names) for path in (new, old)]
+    assert found[0].equals(found[1])
+    assert 100 < found[0].num_rows < 500
+    if columns is None:
+        assert set(vnodes(found[1], ("id",), 16).to_pylist()) == {3, 4, 5, 6}
+
+
+def test_the_format_of_a_segment_is_known_from_its_footer(both: tuple[DataDir, str, str]) -> None:
+    data_dir, new, old = both
+    assert without_vnode(data_dir, [new, old]) == {old}
+    assert without_vnode(data_dir, [new, "gone.parquet"]) == frozenset()
