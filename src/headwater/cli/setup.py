@@ -42,8 +42,8 @@ Tables = Annotated[list[str] | None, typer.Option("--table", help="schema.table;
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(check)
     app.command()(init)
+    app.command()(check)
 
 
 @dataclass(frozen=True, slots=True)
