@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from engine_process import COMMAND
 from headwater.cli.commands import app
 from headwater.testing.servers import PostgresServer
 
@@ -69,6 +72,32 @@ def test_init_writes_a_file_that_check_can_read(limited: PostgresServer, tmp_pat
     checked = CliRunner().invoke(app, ["check", str(file)])
     assert checked.exit_code == 1
     assert "crm.Contact" in checked.stdout
+
+
+def in_terminal(command: list[str], answers: list[tuple[str, str]], folder: Path) -> tuple[str, int]:
+    """Runs a command with a terminal, and types each answer when its question stands there; what was seen, and the
+    exit code.
+    """
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.execv(command[0], command)
+    seen, waiting = "", list(answers)
+    with contextlib.suppress(OSError), open(terminal, "r+b", buffering=0) as typing:  # the terminal ends as an error
+        while part := typing.read(1000):
+            seen += part.decode()
+            if waiting and waiting[0][0] in seen:
+                typing.write(waiting.pop(0)[1].encode() + b"\n")
+    return seen, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_init_asks_in_a_terminal_for_what_was_not_given(limited: PostgresServer, tmp_path: Path) -> None:
+    answers = [("Host", limited.host), ("Port", str(limited.port)), ("Database", "setup_test"), ("Role", "newcomer")]
+    seen, code = in_terminal([*COMMAND, "init"], [*answers, ("Tables", "orders")], tmp_path)
+    assert code == 0, seen
+    text = (tmp_path / "pipeline.sql").read_text()
+    assert f"port = '{limited.port}'" in text
+    assert "TABLE 'public.orders'" in text and "crm" not in text
 
 
 def test_init_refuses_a_table_that_is_not_there(limited: PostgresServer, tmp_path: Path) -> None:
