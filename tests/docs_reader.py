@@ -219,10 +219,10 @@ class Reader:
 
     def stop(self) -> None:
         """Ctrl-C."""
-        if self._engine is not None:
-            self._engine.send_signal(signal.SIGINT)
-            assert self._engine.wait(60) == 0, self._said()
-            self._engine = None
+        engine, self._engine = self._engine, None  # one that ended badly is told of once
+        if engine is not None:
+            engine.send_signal(signal.SIGINT)
+            assert engine.wait(60) == 0, self._said()
 
     def _said(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
