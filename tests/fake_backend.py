@@ -19,7 +19,7 @@ def _iso(at: float) -> str:
 
 
 def _job(number: int, name: str, kind: str, state: str, depends_on: list[str], **more: Any) -> dict[str, Any]:
-    empty = dict.fromkeys(("done", "total", "percent", "rows", "bytes", "eta_s", "waiting_for"))
+    empty = dict.fromkeys(("done", "total", "percent", "bytes", "eta_s", "waiting_for")) | {"rows": 0}
     definition = more.pop("definition", f"CREATE {kind.upper()} {name} …")
     common = {"id": number, "job_id": number, "name": name, "kind": kind, "state": state, "depends_on": depends_on}
     return common | {"lane": "main", "definition": definition, "phase": state, "rows_per_s": 0.0} | empty | more

@@ -45,6 +45,7 @@ from headwater.runtime.commands import Commands
 from headwater.runtime.creating import Creating
 from headwater.runtime.dataflow import Dataflow
 from headwater.runtime.delivery import Delivery
+from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
 from headwater.runtime.maintenance import Maintenance
@@ -93,6 +94,7 @@ class EngineCore:
             os.close(self._lock)
             raise
         self.counters = Metrics()
+        self.errors = ErrorLog(self.meta)
         self.registry = Registry(self.meta.job_rows())
         self.parameters = Parameters(self.meta, settings)
         self.vnode_count = self.parameters["vnode_count"]
@@ -260,6 +262,7 @@ class EngineCore:
             self.dataflow.sync()
         if lane == MAIN_LANE:
             self.counters.committed(epoch)
+            self.errors.store()  # of those that could not be, while there was no room for them
             self.capture.committed(epoch, contribution)
             self.delivery.committed(epoch)
 
@@ -326,8 +329,7 @@ class EngineCore:
 
     def record_error(self, job_id: int | None, name: str, error: HeadwaterError, *, retrying: bool) -> None:
         self.counters.error(error.code)
-        with contextlib.suppress(HeadwaterError):
-            self.meta.record_error(job_id, name, error, retrying=retrying)
+        self.errors.record(job_id, name, error, retrying=retrying)
 
     def job_failed(
         self, job_id: int, error: HeadwaterError, contribution: Contribution, *, retrying: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 from headwater.model.schema import Schema
 from headwater.runtime.catalogue import Catalogue
 from headwater.runtime.commands import Commands
+from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.queries import Queries, Result
 from headwater.runtime.registry import Registry
 from headwater.runtime.sink_log import stored_row
@@ -29,6 +30,7 @@ class ReadOnlyEngine:
     def __init__(self, data_dir: Path) -> None:
         self.meta = MetaStore(existing_meta_store(data_dir))
         self.data_dir = DataDir(str(data_dir.absolute()))
+        self.errors = ErrorLog(self.meta)
         self.registry = Registry(self.meta.job_rows())
         self.paused = self.meta.setting("paused") == "1"
         self.parameters = {k: int(v) for k, v in self.meta.settings("parameter:").items()}

@@ -1,30 +1,24 @@
-"""The first five minutes as a new user has them: `init`, `check`, the tutorial word for word, and the demo."""
+"""The first five minutes as a new user has them: `init`, `check`, the demo; test_docs_examples.py has the tutorial."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
+import pty
 import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
+from engine_process import COMMAND
 from headwater.cli.commands import app
-from headwater.cli.output import print_result
 from headwater.testing.servers import PostgresServer
-
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
-BLOCK = re.compile(r"^```(sql postgres|sql|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-WAIT_S = 300  # on a machine that does much else
 
 
 def connection_flags(server: PostgresServer, role: str, database: str) -> list[str]:
@@ -80,85 +74,37 @@ def test_init_writes_a_file_that_check_can_read(limited: PostgresServer, tmp_pat
     assert "crm.Contact" in checked.stdout
 
 
+def in_terminal(command: list[str], answers: list[tuple[str, str]], folder: Path) -> tuple[str, int]:
+    """Runs a command with a terminal, and types each answer when its question stands there; what was seen, and the
+    exit code.
+    """
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(folder)
+        os.execv(command[0], command)
+    seen, waiting = "", list(answers)
+    with contextlib.suppress(OSError), open(terminal, "r+b", buffering=0) as typing:  # the terminal ends as an error
+        while part := typing.read(1000):
+            seen += part.decode()
+            if waiting and waiting[0][0] in seen:
+                typing.write(waiting.pop(0)[1].encode() + b"\n")
+    return seen, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_init_asks_in_a_terminal_for_what_was_not_given(limited: PostgresServer, tmp_path: Path) -> None:
+    answers = [("Host", limited.host), ("Port", str(limited.port)), ("Database", "setup_test"), ("Role", "newcomer")]
+    seen, code = in_terminal([*COMMAND, "init"], [*answers, ("Tables", "orders")], tmp_path)
+    assert code == 0, seen
+    text = (tmp_path / "pipeline.sql").read_text()
+    assert f"port = '{limited.port}'" in text
+    assert "TABLE 'public.orders'" in text and "crm" not in text
+
+
 def test_init_refuses_a_table_that_is_not_there(limited: PostgresServer, tmp_path: Path) -> None:
     arguments = ["init", str(tmp_path / "x.sql"), *connection_flags(limited, "newcomer", "setup_test")]
     result = CliRunner().invoke(app, [*arguments, "--table", "ordres"])
     assert "the source has no table ordres" in str(result.exception)
     assert not (tmp_path / "x.sql").exists()
-
-
-# -- the tutorial ---------------------------------------------------------------------------------------------------
-
-
-class Reader:
-    """Somebody who follows the tutorial to the letter, on a server of their own."""
-
-    def __init__(self, engine: Any, server: PostgresServer) -> None:
-        self.engine = engine
-        self.server = server
-        self.shown = ""
-
-    def do(self, kind: str, text: str) -> None:
-        print(f"{time.strftime('%X')} {kind}: {text}")  # pytest shows it when something fails
-        match kind:
-            case "sql postgres":
-                self.server.execute(*(x for x in text.split(";\n") if x.strip()), database="shop")
-                self._wait_for_source()
-            case "sql":
-                self._statements(text)
-            case "text":
-                assert self.shown == text
-
-    def _statements(self, text: str) -> None:
-        mine = text.replace("'localhost'", f"'{self.server.host}'").replace("'5432'", f"'{self.server.port}'")
-        results = self.engine.execute(mine.replace("'app'", f"'{self.server.user}'"))
-        last = results[-1]
-        out = io.StringIO()
-        if last is not None:
-            with contextlib.redirect_stdout(out):
-                print_result({"columns": last.columns, "rows": last.rows}, "table")
-        self.shown = out.getvalue()
-
-    def look_back(self) -> None:
-        """What the tutorial only describes: past epochs, and the changes between two."""
-        found = self.engine.execute("SELECT DISTINCT epoch FROM hw_catalog.hw_epochs ORDER BY epoch")
-        first, last = (int(found[0].rows[i]["epoch"]) for i in (-2, -1))
-        then = self.engine.execute(f"SELECT count(*) AS n FROM regions VERSION AS OF {last}")
-        assert then[0].rows == [{"n": 3}]
-        changes = self.engine.execute(f"SELECT * FROM table_changes('regions', {first}, {last})")
-        assert changes[0].rows == []
-
-    def _wait_for_source(self) -> None:
-        """`A second later`: until a committed epoch holds what was written on the source."""
-        from headwater.connectors.postgres.client import parse_lsn
-
-        with self.server.connect("shop") as connection:
-            row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
-        assert row is not None
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            positions = [parse_lsn(x["position"]) for x in self.engine.status()["sources"]]
-            if all(p >= parse_lsn(str(row[0])) for p in positions):
-                return
-            time.sleep(0.5)
-        raise AssertionError("the engine did not follow the source")
-
-
-@pytest.mark.slow
-def test_tutorial_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.api import Engine
-
-    with PostgresServer("embedded") as server:
-        server.create_database("shop")
-        monkeypatch.setenv("PGPASSWORD", server.password)
-        with Engine(tmp_path / "data", master="local[2]") as engine:
-            reader = Reader(engine, server)
-            for match in BLOCK.finditer(TUTORIAL.read_text()):
-                reader.do(match[1], match[2])
-            reader.look_back()
-        with server.connect("shop") as connection:
-            assert connection.execute("SELECT count(*) FROM pg_replication_slots").fetchone() == (0,)
-            assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
 
 
 # -- the demo -------------------------------------------------------------------------------------------------------

@@ -88,6 +88,11 @@ def test_progress_eta_and_what_a_job_waits_for_are_shown(page: Browser) -> None:
     assert "the backfill of orders" in page.text("#jobs tbody tr:nth-child(6)")
 
 
+def test_a_live_job_that_copied_nothing_does_not_claim_to_have_no_rows(page: Browser) -> None:
+    assert "shop" in page.text("#jobs tbody tr:nth-child(1)")
+    assert page.text("#jobs tbody tr:nth-child(1) td:nth-child(5)") == "–"
+
+
 def test_sources_log_stores_and_errors_are_shown(page: Browser) -> None:
     assert "80.0 MiB" in page.text("#sources") and "2A/" in page.text("#sources")
     assert "1,204" in page.text("#stores")

@@ -140,6 +140,10 @@ def test_a_full_disk_is_named_and_when_there_is_room_again_nothing_is_lost(small
         assert caught.value.code == "DISK_FULL"
         assert "space" in caught.value.hint
         assert engine.http.get("/healthz").status_code == 200
+        # Nothing can be written, not even this error: it is seen all the same.
+        wait_until(lambda: "DISK_FULL" in shown_errors(engine), 60, "DISK_FULL in status")
+        hints = engine.sql("SELECT DISTINCT hint FROM hw_catalog.hw_errors WHERE code = 'DISK_FULL'")
+        assert all("space" in row["hint"] for row in hints) and hints
         filler.unlink()
         deadline = time.monotonic() + 60
         while True:
@@ -152,6 +156,10 @@ def test_a_full_disk_is_named_and_when_there_is_room_again_nothing_is_lost(small
         assert engine.sql("SELECT count(*) AS n FROM kept WHERE body IN ('before', 'after')") == [{"n": 101}]
         assert engine.sql("SELECT count(*) AS n FROM hw_catalog.hw_errors WHERE code <> 'DISK_FULL'") == [{"n": 0}]
         check_files_settle(engine)
+
+
+def shown_errors(engine: EngineProcess) -> set[str]:
+    return {error["code"] for error in engine.http.get("/status").json()["errors"]}
 
 
 def write_until_refused(engine: EngineProcess) -> None:
@@ -173,10 +181,8 @@ def check_files_settle(engine: EngineProcess) -> None:
 
 
 def fill(filler: Path) -> None:
-    """Take all the room but 256 kB: less, and not even the error could be recorded."""
+    """Take all the room."""
     block = b"\0" * 65536
     with filler.open("wb", buffering=0) as out, contextlib.suppress(OSError):
         while True:
             out.write(block)
-    size = filler.stat().st_size
-    os.truncate(filler, max(0, size - 4 * 65536))

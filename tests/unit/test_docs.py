@@ -1,6 +1,6 @@
 """The documentation is held to the code: SQL that parses, commands and options, paths and names that exist.
 
-What the tutorial says is run, word for word, by tests/integration/test_demo.py.
+What the pages show is run, block by block, by tests/integration/test_docs_examples.py.
 """
 
 from __future__ import annotations

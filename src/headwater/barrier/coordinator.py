@@ -27,8 +27,9 @@ from headwater.model.barrier import Barrier, BarrierKind, Mutation, MutationKind
 from headwater.model.epoch import EpochClock, EpochPair
 from headwater.storage.checkpoint import Contribution
 
-# More only hides latency; four let an actor stage the next epochs while one commits.
-MAX_BARRIERS_IN_FLIGHT: Final = 4
+# One commits, or is being staged, while the next is staged or waits. Every further one would stand in a queue, and what
+# rides on a barrier (FLUSH, DDL, PAUSE) behind it, for as long as an epoch takes under load.
+MAX_BARRIERS_IN_FLIGHT: Final = 2
 
 log = logging.getLogger(__name__)
 

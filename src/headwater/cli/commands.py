@@ -20,7 +20,7 @@ import typer
 from headwater import __version__
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.input import read_text
-from headwater.cli.live import Reporter, status_table
+from headwater.cli.live import Reporter, error_line, status_table
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
 from headwater.config import parse_parameter, suggestion
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 POLL_S: Final = 0.5
 WIDE: Final = 1000
+ERRORS_SHOWN: Final = 5
 
 DataDir = Annotated[
     Path,
@@ -93,6 +94,27 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             fields["error"] = record.exc_info[0].__name__
         return json.dumps(fields)
+
+
+# -- the first five minutes: they stand first in the help -----------------------------------------------------------
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="leave everything running to look at")] = False,
+    rows: Annotated[int, typer.Option("--rows", help="orders in the shop at the start")] = 300_000,
+    seconds: Annotated[int, typer.Option("--seconds", help="how long the load runs after the backfill")] = 15,
+) -> None:
+    """A real Postgres under load, a backfill, a view, a sink, a crash, and a comparison. Exit code 0: all is equal.
+
+    Example: headwater demo --keep
+    """
+    from headwater.demo import run_demo
+
+    raise typer.Exit(run_demo(keep=keep, rows=rows, seconds=seconds))
+
+
+register(app)
 
 
 # -- run ------------------------------------------------------------------------------------------------------------
@@ -294,8 +316,8 @@ def status(
         return
     # Piped somewhere, a line is as long as it is.
     Console(width=None if sys.stdout.isatty() else WIDE).print(status_table(found))
-    for error in found["errors"][-5:]:
-        sys.stderr.write(f"{error['at']} {error['name']}: [{error['code']}] {error['message']}\n")
+    for error in found["errors"][-ERRORS_SHOWN:]:
+        sys.stderr.write(error_line(error) + "\n")
 
 
 def _status(data_dir: Path) -> dict[str, Any]:
@@ -418,21 +440,3 @@ def _check_sink(engine: Session, name: str) -> None:
     names = [r["name"] for r in found["rows"]]
     if name.lower() not in [n.lower() for n in names]:
         raise UsageError("UNKNOWN_SINK", f"there is no sink {name}", hint=suggestion(name, names))
-
-
-@app.command()
-def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="leave everything running to look at")] = False,
-    rows: Annotated[int, typer.Option("--rows", help="orders in the shop at the start")] = 300_000,
-    seconds: Annotated[int, typer.Option("--seconds", help="how long the load runs after the backfill")] = 15,
-) -> None:
-    """A real Postgres under load, a backfill, a view, a sink, a crash, and a comparison. Exit code 0: all is equal.
-
-    Example: headwater demo --keep
-    """
-    from headwater.demo import run_demo
-
-    raise typer.Exit(run_demo(keep=keep, rows=rows, seconds=seconds))
-
-
-register(app)

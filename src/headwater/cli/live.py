@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import sys
-from typing import Any
+from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
+
+RECENT_S: Final = 60.0  # an error that comes again is tried again at most half a minute later
+RECENT_SHOWN: Final = 3
 
 
 def duration(seconds: float | None) -> str:
@@ -44,6 +49,18 @@ def bar(percent: float, width: int = 20) -> str:
     return f"{'█' * full}{'░' * (width - full)} {percent:.2f}%"
 
 
+def error_line(error: dict[str, Any]) -> str:
+    hint = f"; {error['hint']}" if error["hint"] else ""
+    return f"{error['at']} {error['name']}: [{error['code']}] {error['message']}{hint}"
+
+
+def recent_errors(status: dict[str, Any], now: dt.datetime | None = None) -> list[dict[str, Any]]:
+    """The newest of each job and code of the last minute, oldest first."""
+    since = (now or dt.datetime.now(dt.UTC)) - dt.timedelta(seconds=RECENT_S)
+    newest = {(e["name"], e["code"]): e for e in status["errors"] if dt.datetime.fromisoformat(e["at"]) >= since}
+    return sorted(newest.values(), key=lambda e: str(e["at"]))[-RECENT_SHOWN:]
+
+
 class Reporter:
     """Shows status again and again: in place in a terminal, a line per change otherwise, in the log if wanted."""
 
@@ -67,13 +84,19 @@ class Reporter:
 
     def show(self, status: dict[str, Any]) -> None:
         if self.live is not None:
-            self.live.update(status_table(status))
+            errors = [Text(error_line(error), style="red") for error in recent_errors(status)]
+            self.live.update(Group(status_table(status), *errors))
             return
         for job in status["jobs"]:
             line = plain_line(job)
             if self._lines.get(job["name"]) != line:
                 self._lines[job["name"]] = line
                 self._say(line)
+        for error in recent_errors(status):
+            key = f"{error['name']} {error['code']}"  # said once, however often it is tried again
+            if self._lines.get(key) != error["message"]:
+                self._lines[key] = error["message"]
+                self._say(error_line(error))
 
     def _say(self, line: str) -> None:
         if self.as_log:

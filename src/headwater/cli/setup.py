@@ -42,8 +42,8 @@ Tables = Annotated[list[str] | None, typer.Option("--table", help="schema.table;
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(check)
     app.command()(init)
+    app.command()(check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,9 @@ def init(
     if output.exists() and not force:
         raise UsageError("FILE_EXISTS", f"{output} exists already", hint="name another file, or add --force")
     if sys.stdin.isatty():
-        hostname = hostname or typer.prompt("Host of the Postgres server", default="localhost", err=True)
+        if not hostname:
+            hostname = typer.prompt("Host of the Postgres server", default="localhost", err=True)
+            port = typer.prompt("Port", default=port, err=True)
         database = database or typer.prompt("Database", default="postgres", err=True)
         username = username or typer.prompt("Role", default=os.environ.get("USER", "postgres"), err=True)
     options = source_options(hostname, port, username, password, database, slot, publication)

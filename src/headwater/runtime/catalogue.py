@@ -173,12 +173,7 @@ class Catalogue:
         return self.core.delivery.log_store_rows()
 
     def errors(self) -> list[dict[str, Any]]:
-        rows = []
-        for row in self.core.meta.error_rows():
-            row.pop("id")
-            row["at"] = moment(row["at"])
-            rows.append(row)
-        return rows
+        return [{**row, "at": moment(row["at"])} for row in self.core.errors.rows()]
 
 
 def moment(unix_s: float) -> dt.datetime:

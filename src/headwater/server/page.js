@@ -201,12 +201,14 @@ function showTable(id, rows, key, columns, nothing) {
 
 function showJobs(jobs) {
   showTable("jobs", jobs, (job) => job.id, [nameCell, stateCell, (cell, job) => text(cell, job.phase ?? "–"), progressCell,
-    (cell, job) => text(cell, integer(job.rows)),
+    (cell, job) => text(cell, copied(job)),
     (cell, job) => text(cell, rate(job.rows_per_s)),
     (cell, job) => text(cell, done(job) ? "–" : duration(job.eta_s)),
     (cell, job) => { text(cell, job.waiting_for ?? ""); cell.className = job.waiting_for ? "wrap" : ""; },
   ], "no jobs");
 }
+// What was copied or delivered so far, not what there is: of a live job that had nothing to copy, 0 would mislead.
+const copied = (job) => job.state === "live" && !job.rows ? "–" : integer(job.rows);
 const done = (job) => missing(job.percent) || job.percent >= 100 || job.state === "live";
 
 function nameCell(cell, job) {
@@ -240,7 +242,7 @@ function showDetail(name) {
   if (!job) return;
   text($("d-name"), job.name);
   const facts = { Kind: job.kind, State: job.state, Lane: job.lane, Phase: job.phase, "Reads from": (job.depends_on ?? []).join(", "),
-    Rows: integer(job.rows), Size: bytes(job.bytes), Rate: rate(job.rows_per_s), "Waiting for": job.waiting_for };
+    Rows: copied(job), Size: bytes(job.bytes), Rate: rate(job.rows_per_s), "Waiting for": job.waiting_for };
   $("d-list").replaceChildren(...Object.entries(facts).filter(([, value]) => value && value !== "–")
     .flatMap(([label, value]) => [el("dt", {}, label), el("dd", {}, String(value))]));
   text($("d-definition"), job.definition ?? "");

@@ -414,11 +414,13 @@ class MetaStore:
 
     # -- errors and dead letters ------------------------------------------------------------------------------------
 
-    def record_error(self, job_id: int | None, name: str, error: HeadwaterError, *, retrying: bool) -> None:
+    def record_error(
+        self, job_id: int | None, name: str, error: HeadwaterError, *, retrying: bool, at_s: float | None = None
+    ) -> None:
         with self.write() as db:
             db.execute(
                 t.errors.insert().values(
-                    at=self.now_s(),
+                    at=self.now_s() if at_s is None else at_s,
                     job_id=job_id,
                     name=name,
                     code=error.code,

@@ -181,6 +181,25 @@ def test_barriers_in_flight_are_bounded_while_an_actor_is_stuck() -> None:
     in_lane(test, lambda: [actor])
 
 
+def test_a_request_waits_for_the_epoch_under_way_and_one_more_when_epochs_take_longer_than_the_interval() -> None:
+    epoch_s = 3.0  # at an interval of 1 s
+    actor = Scripted()
+
+    async def slowly(barrier: Barrier) -> None:
+        if barrier.kind is not BarrierKind.INITIAL:
+            await asyncio.sleep(epoch_s)
+
+    actor.script = slowly
+
+    async def test(lane: Lane, host: Host) -> None:
+        await asyncio.sleep(100)
+        before = asyncio.get_running_loop().time()
+        await lane.checkpoint()
+        assert asyncio.get_running_loop().time() - before <= 3 * epoch_s + 0.1
+
+    in_lane(test, lambda: [actor])
+
+
 def test_pausing_is_in_force_after_its_barrier_and_survives_recovery() -> None:
     actors: list[Scripted] = []
 
