@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.spark
 TABLES = {
     "t": "id INT PRIMARY KEY, k INT, v BIGINT, p DECIMAL(8,2)",
     "u": "k INT, s STRING, f DOUBLE",
-    "w": "k INT, s STRING, v BIGINT, PRIMARY KEY (k, s)",
+    "w": "k INT, s STRING, v BIGINT, d DECIMAL(10,4), ts TIMESTAMP, PRIMARY KEY (k, s)",
 }
 PATIENCE_S = 600.0
 
@@ -109,8 +110,10 @@ def literal(value: Any) -> str:
         return "NULL"
     if isinstance(value, str):
         return f"'{value}'"
+    if isinstance(value, datetime):
+        return f"TIMESTAMP '{value:%Y-%m-%d %H:%M:%S} UTC'"
     if isinstance(value, Decimal):
-        return f"CAST({value} AS DECIMAL(8,2))"
+        return f"CAST('{value}' AS DECIMAL(10,4))"
     return "double('NaN')" if value != value else str(value) + ("D" if isinstance(value, float) else "")
 
 

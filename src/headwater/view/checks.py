@@ -239,11 +239,19 @@ def _written_names(query: exp.Query) -> list[str] | None:
     expressions = _leftmost(query).expressions
     if any(isinstance(e, (exp.Star, exp.Column)) and e.is_star for e in expressions):
         return None
-    return [e.alias_or_name if isinstance(e, (exp.Alias, exp.Column, exp.Dot)) else "" for e in expressions]
+    names: list[str] = []
+    for e in expressions:
+        if isinstance(e, exp.Aliases):  # one function that gives several columns
+            names += [alias.name for alias in e.aliases]
+        else:
+            names.append(e.alias_or_name if isinstance(e, (exp.Alias, exp.Column, exp.Dot)) else "")
+    return names
 
 
 def _output_names(tree: exp.Query, written: list[str] | None) -> tuple[str, ...]:
-    expressions = _leftmost(tree).expressions
+    expressions = [
+        part for e in _leftmost(tree).expressions for part in (e.aliases if isinstance(e, exp.Aliases) else [e])
+    ]
     names = []
     for i, expr in enumerate(expressions):
         name = expr.alias_or_name

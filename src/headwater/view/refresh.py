@@ -123,10 +123,10 @@ class Refresh:
                 return self.sql.extend(rel, exprs)
             case UnionAll():
                 parts = []
-                for number, (branch, columns) in enumerate(node.branches):
+                for number, (branch, _) in enumerate(node.branches):
                     if evaluator.changed(branch):
                         rel = self._flagged(evaluator, branch)
-                        items = {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}
+                        items = evaluator.outputs(node, number, rel)
                         name, part, key = node.identity
                         items |= {name: str(number), part: evaluator.canonical(rel, branch.part)}
                         items |= {key: evaluator.canonical(rel, branch.key), _PASS: _PASS}
