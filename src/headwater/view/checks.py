@@ -168,7 +168,9 @@ def _refuse_moment(node: exp.Expr, temporal: set[str]) -> None:
     elif isinstance(parent, (exp.Binary, exp.Between, exp.In)):
         cast = any(isinstance(c, exp.Column) and c.name.lower() in temporal for c in parent.iter_expressions())
     else:
-        cast = parent is not None and function_name(parent) in MOMENT_FUNCTIONS
+        cast = isinstance(parent, exp.TimeStrToTime) or (
+            parent is not None and function_name(parent) in MOMENT_FUNCTIONS
+        )
     if cast:
         raise UsageError(
             "NON_DETERMINISTIC",
