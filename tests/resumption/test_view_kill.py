@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,20 @@ pytestmark = pytest.mark.spark
 TABLES = {
     "t": "id INT PRIMARY KEY, k INT, v BIGINT, p DECIMAL(8,2)",
     "u": "k INT, s STRING, f DOUBLE",
-    "w": "k INT, s STRING, v BIGINT, PRIMARY KEY (k, s)",
+    "w": "k INT, s STRING, v BIGINT, d DECIMAL(10,4), ts TIMESTAMP, PRIMARY KEY (k, s)",
 }
 PATIENCE_S = 600.0
+# Five levels: a join of an aggregate with the rows that it is made of, an aggregate of that, a window, a join with all.
+DEEP = {
+    "rows_1": "select id, k, v, p from t where v is not null",
+    "sums_1": "select k, count(*) as n, sum(v) as v, max(p) as p from t group by k",
+    "both_2": "select a.id, a.k, a.v, b.v as of_all, b.n from rows_1 a join sums_1 b on a.k = b.k",
+    "kinds_3": "select w.s, count(distinct b.id) as n, sum(b.v * b.n) as v from both_2 b left join w on b.k = w.k "
+    "group by w.s",
+    "ranks_4": "select s, n, rank() over (partition by n > 2 order by v, s) as r from kinds_3",
+    "all_5": "select r.s, r.r, u.f, x.n from ranks_4 r full join u on r.s = u.s left join sums_1 x on x.k = u.k",
+    "ends_5": "select s, r from ranks_4 where r = 1 union select s, cast(count(*) as int) from u group by s",
+}
 
 
 class World:
@@ -93,7 +105,8 @@ class World:
                     if error.code in ("EPOCH_NOT_AVAILABLE", "UNKNOWN_TABLE", "VIEW_CREATING"):
                         continue  # the view was not live yet
                     raise
-                fresh = self.sql(re.sub(r"\b(from|join) ([tuw])\b", rf"\1 \2 version as of {epoch}", query))
+                names = "|".join([*TABLES, *self.queries])
+                fresh = self.sql(re.sub(rf"\b(from|join) ({names})\b", rf"\1 \2 version as of {epoch}", query))
                 assert bag(stored) == bag(fresh), f"{name} at epoch {epoch}: {query}"
                 done += 1
         return done
@@ -109,8 +122,10 @@ def literal(value: Any) -> str:
         return "NULL"
     if isinstance(value, str):
         return f"'{value}'"
+    if isinstance(value, datetime):
+        return f"TIMESTAMP '{value:%Y-%m-%d %H:%M:%S} UTC'"
     if isinstance(value, Decimal):
-        return f"CAST({value} AS DECIMAL(8,2))"
+        return f"CAST('{value}' AS DECIMAL(10,4))"
     return "double('NaN')" if value != value else str(value) + ("D" if isinstance(value, float) else "")
 
 
@@ -142,6 +157,30 @@ def run(folder: Path, *, views: int, kills: int, epochs: int) -> None:
         world.engine.stop()
 
 
+def run_deep(folder: Path, *, kills: int, epochs: int) -> None:
+    seed = int(os.environ.get("HEADWATER_KILL_SEED") or random.SystemRandom().randrange(10**6))
+    print(f"HEADWATER_KILL_SEED={seed}")
+    world = World(folder / "data", seed)
+    try:
+        world.engine.start()
+        for name, columns in TABLES.items():
+            world.sql(f"CREATE TABLE {name} ({columns})")
+            world.insert(name, 12)
+        for name, query in DEEP.items():
+            world.queries[name] = query
+            world.sql(f"CREATE MATERIALIZED VIEW {name} AS {query}")
+        wait_until(lambda: states(world) == {"live"}, PATIENCE_S, "every view live")
+        for _ in range(kills):
+            world.changes(4)
+            world.killed_during(world.changes, 8)
+        world.changes(3)
+        world.sql("FLUSH")
+        assert states(world) == {"live"}
+        assert world.check(epochs) >= len(DEEP)
+    finally:
+        world.engine.stop()
+
+
 def states(world: World) -> set[str]:
     return {r["state"] for r in world.sql("SELECT state FROM hw_catalog.hw_jobs")}
 
@@ -154,3 +193,8 @@ def test_views_equal_their_queries_at_every_epoch_across_a_kill(tmp_path: Path) 
 @pytest.mark.slow
 def test_many_random_views_equal_their_queries_at_every_epoch_across_kills(tmp_path: Path) -> None:
     run(tmp_path, views=6, kills=4, epochs=8)
+
+
+@pytest.mark.slow
+def test_views_on_views_five_levels_deep_equal_their_queries_at_every_epoch_across_kills(tmp_path: Path) -> None:
+    run_deep(tmp_path, kills=3, epochs=12)

@@ -330,10 +330,11 @@ class Lane:
         epoch = barrier.epoch.prev
         requests = generation.requests.pop(epoch)
         if barrier.kind is not BarrierKind.INITIAL:
-            generation.pending.merge(collected.contribution())
+            # What the actors did comes after what was asked for: a view may fail in the barrier that makes it live.
             for request in requests:
                 if request.contribution is not None:
                     generation.pending.merge(request.contribution)
+            generation.pending.merge(collected.contribution())
         if barrier.is_checkpoint:
             generation.requests[epoch] = requests  # a failing commit must find them for the next try
             await self._commit(generation, epoch)

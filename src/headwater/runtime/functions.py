@@ -58,16 +58,30 @@ class Functions:
 
     async def create(self, statement: s.CreateFunction) -> None:
         name = statement.name.lower()
-        if self.core.meta.settings(_SETTING).get(name, _DROPPED) != _DROPPED:
+        stored = self.core.meta.settings(_SETTING).get(name, _DROPPED)
+        if stored != _DROPPED and statement.or_replace:
+            self._refuse_other_type(name, json.loads(stored)["returns"], statement.returns)
+        elif stored != _DROPPED:
             if statement.if_not_exists:
                 return
             raise UsageError(
-                "ALREADY_EXISTS", f"function {name} exists already", hint=f"DROP FUNCTION {name}, or IF NOT EXISTS"
+                "ALREADY_EXISTS",
+                f"function {name} exists already",
+                hint=f"CREATE OR REPLACE FUNCTION {name} …, or IF NOT EXISTS",
             )
         target = _anywhere(statement.target)
         function = self._loaded(target)
         await self.core.jobs.run("query", "analyse", lambda: self.register(name, function, statement.returns))
         self.core.meta.set_setting(_SETTING + name, json.dumps({"target": target, "returns": statement.returns}))
+        self.core.creating.retry()  # what failed because of it need not wait
+
+    def _users(self, name: str) -> list[str]:
+        return [job.name for job in self.core.registry.of_kind("view") if name in functions_of(job)]
+
+    def _refuse_other_type(self, name: str, old: str, new: str) -> None:
+        if "".join(old.lower().split()) != "".join(new.lower().split()) and (users := self._users(name)):
+            what = f"function {name} gives {old}, which {', '.join(users)} store"
+            raise UsageError("DEPENDANTS_EXIST", what, hint=f"RETURNS {old}, or drop them first")
 
     async def drop(self, statement: s.Drop) -> None:
         name = statement.name.lower()
@@ -75,8 +89,7 @@ class Functions:
             if statement.if_exists:
                 return
             raise UsageError("UNKNOWN_FUNCTION", f"there is no function {name}")
-        users = [job.name for job in self.core.registry.of_kind("view") if name in functions_of(job)]
-        if users:
+        if users := self._users(name):
             raise UsageError(
                 "DEPENDANTS_EXIST", f"function {name} is used by {', '.join(users)}", hint="drop them first"
             )

@@ -113,7 +113,7 @@ def output_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Sche
             rel = Refresh(sql, plan, analysis(plan.sql, inputs), texts).query()
             fields = run(sql.text(rel)).schema.fields
     except (AnalysisException, ParseException) as error:
-        detail = str(error).splitlines()[0]
+        detail = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UsageError("VIEW_NOT_UNDERSTOOD", "Spark refuses the query", detail=detail) from None
     for found in fields:
         if isinstance(found.dataType, T.NullType):

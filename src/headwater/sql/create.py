@@ -21,7 +21,10 @@ _LENGTHS: Final = re.compile(r"\b(?:VARCHAR|CHAR)\(\s*\d+\s*\)", re.IGNORECASE)
 def create(c: Cursor, dialect: str) -> s.Statement:
     c.expect("CREATE")
     if c.take("OR", "REPLACE"):
-        raise UsageError("UNSUPPORTED_STATEMENT", "OR REPLACE is not supported", hint="DROP it first, then CREATE")
+        if not c.take("FUNCTION"):
+            what = "OR REPLACE is only for functions"
+            raise UsageError("UNSUPPORTED_STATEMENT", what, hint="DROP it first, then CREATE")
+        return _create_function(c, replace=True)
     if c.take("SOURCE"):
         return _create_source(c)
     if c.take("SINK"):
@@ -51,9 +54,9 @@ def _create_source(c: Cursor) -> s.Statement:
     return s.CreateSource(c.text, name, options, quiet)
 
 
-def _create_function(c: Cursor) -> s.Statement:
-    """`CREATE FUNCTION name[(arguments)] RETURNS type LANGUAGE PYTHON AS 'file.py:function'`"""
-    quiet = _if_not_exists(c)
+def _create_function(c: Cursor, *, replace: bool = False) -> s.Statement:
+    """`CREATE [OR REPLACE] FUNCTION name[(arguments)] RETURNS type LANGUAGE PYTHON AS 'file.py:function'`"""
+    quiet = not replace and _if_not_exists(c)
     name = c.identifier()
     if c.peek() == "(":
         c.parenthesised()
@@ -68,7 +71,7 @@ def _create_function(c: Cursor) -> s.Statement:
     c.expect("AS")
     target = c.string()
     c.end()
-    return s.CreateFunction(c.text, name, returns, target, quiet)
+    return s.CreateFunction(c.text, name, returns, target, quiet, replace)
 
 
 def _create_sink(c: Cursor, dialect: str) -> s.Statement:

@@ -134,6 +134,12 @@ def _alter(c: Cursor, _dialect: str) -> s.Statement:
     if kind not in KINDS:
         raise c.error("ALTER needs TABLE, MATERIALIZED VIEW, SINK, SOURCE or SYSTEM")
     name = c.identifier()
+    if c.peek() in ("ADD", "DROP", "RENAME", "ALTER", "CHANGE", "REPLACE"):
+        raise UsageError(
+            "UNSUPPORTED_STATEMENT",
+            "what a table or view consists of is not changed by ALTER: views and sinks read it",
+            hint=f"CREATE TABLE … AS SELECT … FROM {name}; a captured table follows its source",
+        )
     c.expect("SET")
     setting = c.identifier().upper()
     if not c.take("="):

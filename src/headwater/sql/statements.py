@@ -62,6 +62,7 @@ class CreateFunction(Statement):
     returns: str
     target: str
     if_not_exists: bool = False
+    or_replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,10 +83,9 @@ class AlgebraicRefresh:
                 return self._signed_join(node)
             case UnionAll():
                 parts = []
-                for branch, columns in node.branches:
+                for number, (branch, _) in enumerate(node.branches):
                     if (rel := self._signed(branch)) is not None:
-                        values = {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}
-                        parts.append(sql.select(rel, {**values, _SIGN: _SIGN}))
+                        parts.append(sql.select(rel, {**evaluator.outputs(node, number, rel), _SIGN: _SIGN}))
                 return sql.union(parts)
         raise AssertionError(f"{type(node).__name__} is not linear")
 

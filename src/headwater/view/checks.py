@@ -168,7 +168,9 @@ def _refuse_moment(node: exp.Expr, temporal: set[str]) -> None:
     elif isinstance(parent, (exp.Binary, exp.Between, exp.In)):
         cast = any(isinstance(c, exp.Column) and c.name.lower() in temporal for c in parent.iter_expressions())
     else:
-        cast = parent is not None and function_name(parent) in MOMENT_FUNCTIONS
+        cast = isinstance(parent, exp.TimeStrToTime) or (
+            parent is not None and function_name(parent) in MOMENT_FUNCTIONS
+        )
     if cast:
         raise UsageError(
             "NON_DETERMINISTIC",
@@ -239,11 +241,19 @@ def _written_names(query: exp.Query) -> list[str] | None:
     expressions = _leftmost(query).expressions
     if any(isinstance(e, (exp.Star, exp.Column)) and e.is_star for e in expressions):
         return None
-    return [e.alias_or_name if isinstance(e, (exp.Alias, exp.Column, exp.Dot)) else "" for e in expressions]
+    names: list[str] = []
+    for e in expressions:
+        if isinstance(e, exp.Aliases):  # one function that gives several columns
+            names += [alias.name for alias in e.aliases]
+        else:
+            names.append(e.alias_or_name if isinstance(e, (exp.Alias, exp.Column, exp.Dot)) else "")
+    return names
 
 
 def _output_names(tree: exp.Query, written: list[str] | None) -> tuple[str, ...]:
-    expressions = _leftmost(tree).expressions
+    expressions = [
+        part for e in _leftmost(tree).expressions for part in (e.aliases if isinstance(e, exp.Aliases) else [e])
+    ]
     names = []
     for i, expr in enumerate(expressions):
         name = expr.alias_or_name

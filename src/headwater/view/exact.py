@@ -1,4 +1,4 @@
-"""Types of exact arithmetic, as Spark derives them: what an accumulator must be able to hold.
+"""Types of exact arithmetic, as Spark derives them: what an accumulator must be able to hold; and types of columns.
 
 Only integers and decimals can be subtracted exactly. For everything that is not plainly one of them the answer is None,
 and the view falls back to recomputing the touched groups: a type that is wrong here would lose digits.
@@ -17,6 +17,7 @@ _INTEGERS: Final = {"TINYINT": 1, "BYTE": 1, "SMALLINT": 2, "SHORT": 2, "INT": 3
 _DIGITS: Final = {1: 3, 2: 5, 3: 10, 4: 20}  # decimal digits that Spark takes an integer type for
 _INTEGER_NAMES: Final = {1: "TINYINT", 2: "SMALLINT", 3: "INT", 4: "BIGINT"}
 _MAX_PRECISION: Final = 38
+_TEXTS: Final = (exp.Upper, exp.Lower, exp.Trim, exp.Substring, exp.Concat)
 
 Number = tuple[int, int, int]  # (integer rank or 0, precision, scale)
 
@@ -106,3 +107,25 @@ def sum_type(kind: Number) -> Number:
     """The type of `sum` over a number."""
     rank, precision, scale = kind
     return (4, 20, 0) if rank else (0, min(precision + 10, _MAX_PRECISION), scale)
+
+
+def plain_type(expr: exp.Expr, types: Mapping[str, str]) -> str | None:
+    """The type of a column, of exact arithmetic or of a function that always gives a text; None if it is not sure."""
+    if isinstance(expr, exp.Paren):
+        return plain_type(expr.this, types)
+    if isinstance(expr, exp.Column):
+        kind = number(types.get(expr.name, ""))
+        return name(kind) if kind is not None else types.get(expr.name, "").upper() or None
+    if isinstance(expr, exp.Cast):
+        kind = number(expr.to.sql("spark"))
+        return name(kind) if kind is not None else expr.to.sql("spark").upper()
+    if isinstance(expr, _TEXTS) or (isinstance(expr, exp.Literal) and expr.is_string):
+        return "STRING"
+    kind = exact_type(expr, types)
+    return name(kind) if kind is not None else None
+
+
+def alike(one: exp.Expr, two: exp.Expr, types: Mapping[str, str]) -> bool:
+    """Whether two values are surely of one type, so that they are equal only if they are the same."""
+    first, second = plain_type(one, types), plain_type(two, types)
+    return first is not None and (first == second or {first, second} <= set(_INTEGER_NAMES.values()))

@@ -148,6 +148,12 @@ MOMENTS: Final = frozenset({"now", "today", "tomorrow", "yesterday"})
 MOMENT_FUNCTIONS: Final = frozenset(
     {"date", "to_date", "try_to_date", "timestamp", "to_timestamp", "try_to_timestamp"}
     | {"to_timestamp_ltz", "to_timestamp_ntz"}
+    # These take a date or a timestamp, so that Spark casts a text that they are given.
+    | {"add_months", "convert_timezone", "date_add", "date_diff", "date_format", "date_part", "date_sub", "date_trunc"}
+    | {"dateadd", "datediff", "datepart", "day", "dayofmonth", "dayofweek", "dayofyear", "extract", "hour", "last_day"}
+    | {"minute", "month", "months_between", "next_day", "quarter", "second", "timestampadd", "timestampdiff", "trunc"}
+    | {"from_utc_timestamp", "to_utc_timestamp", "unix_date", "unix_micros", "unix_millis", "unix_seconds"}
+    | {"weekday", "weekofyear", "year"}
 )
 WINDOW_ORDERED: Final = frozenset({"first", "first_value", "last", "last_value", "any_value"})
 # Functions of an array whose result does not depend on the order of its elements.

@@ -19,20 +19,51 @@ _JSON: Final = (
 _HASH_HEX_DIGITS: Final = 40  # 160 bits of SHA-256: no two rows of a view will ever share it
 _EMPTY: Final = "()"  # the text of no columns at all: the key of a single row
 _NESTED: Final = ("array<", "struct<", "map<")
+_FLOATS: Final = ("float", "double")
 
 
 def _text(column: str, kind: str, *, normalise: bool) -> str:
-    if kind in ("float", "double"):
-        if normalise:
-            column = f"CASE WHEN {column} = CAST(0 AS {kind}) THEN CAST(0 AS {kind}) ELSE {column} END"
-        return f"CAST({column} AS STRING)"
+    if kind in _FLOATS:
+        return f"CAST({_without_negative_zeros(column, kind) if normalise else column} AS STRING)"
     if kind == "timestamp":
         return f"CAST(unix_micros({column}) AS STRING)"
     if kind == "binary":
         return f"hex({column})"
     if kind.startswith(_NESTED):
-        return f"CASE WHEN {column} IS NOT NULL THEN to_json(named_struct('v', {column}), {_JSON}) END"
+        value = _without_negative_zeros(column, kind) if normalise else column
+        return f"CASE WHEN {column} IS NOT NULL THEN to_json(named_struct('v', {value}), {_JSON}) END"
     return column if kind == "string" else f"CAST({column} AS STRING)"
+
+
+def _without_negative_zeros(value: str, kind: str, depth: int = 0) -> str:
+    """A value with 0.0 for each -0.0 in it, as Spark takes them when it groups."""
+    if not any(name in kind for name in _FLOATS):
+        return value
+    if kind in _FLOATS:
+        return f"CASE WHEN {value} = CAST(0 AS {kind}) THEN CAST(0 AS {kind}) ELSE {value} END"
+    if kind.startswith("array<"):
+        item = f"hw_x{depth}"
+        return f"transform({value}, {item} -> {_without_negative_zeros(item, kind[6:-1], depth + 1)})"
+    if kind.startswith("struct<"):
+        fields = [part.split(":", 1) for part in _split(kind[7:-1])]
+        parts = (
+            f"{literal(name)}, {_without_negative_zeros(f'{value}.{quoted(name)}', inner, depth)}"
+            for name, inner in fields
+        )
+        return f"CASE WHEN {value} IS NOT NULL THEN named_struct({', '.join(parts)}) END"
+    return value
+
+
+def _split(fields: str) -> list[str]:
+    """The fields of a struct's type: its commas that are in no inner type."""
+    parts, depth = [""], 0
+    for character in fields:
+        depth += {"<": 1, "(": 1, ">": -1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def canonical(types: Types, columns: Sequence[str], *, normalise: bool = True) -> str:
@@ -55,7 +86,7 @@ def occurrence_key(sql: Sql, rel: Rel, part: str, columns: Sequence[str]) -> Rel
 
 def _same(name: str, kind: str) -> str:
     left, right = f"_hw_new.{quoted(name)}", f"_hw_old.{quoted(name)}"
-    if kind in ("float", "double"):
+    if kind in _FLOATS:
         # = takes -0.0 and 0.0 for equal; a fresh query shows which of them it is.
         return f"CAST({left} AS STRING) <=> CAST({right} AS STRING)"
     if kind.startswith(_NESTED):

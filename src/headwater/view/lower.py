@@ -14,11 +14,13 @@ from itertools import count
 from sqlglot import exp
 
 from headwater.model.schema import Schema
+from headwater.view.exact import alike, plain_type
 from headwater.view.functions import aggregate_units, is_generator, window_units
 from headwater.view.scope import Cte, Scope, Unsupported
 from headwater.view.tree import (
     Aggregate,
     Join,
+    JoinKind,
     Limit,
     Node,
     OneRow,
@@ -54,6 +56,7 @@ class Lowering:
     schemas: Mapping[str, Schema]
     not_null: set[str] = field(default_factory=set)
     types: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)  # as `types`, and those of computed columns
     _numbers: count[int] = field(default_factory=count)
 
     def fresh(self, hint: str) -> str:
@@ -132,7 +135,7 @@ class Lowering:
         names = {self.fresh(column.name): column.name for column in schema.columns}
         internal = {stored: name for name, stored in names.items()}
         for column in schema.columns:
-            self.types[internal[column.name]] = column.type
+            self.types[internal[column.name]] = self.kinds[internal[column.name]] = column.type
             if not column.nullable or (column.name in schema.key and not schema.keyless):
                 self.not_null.add(internal[column.name])
         scope.sources[source.alias_or_name] = {c.name.lower(): internal[c.name] for c in schema.visible}
@@ -146,19 +149,23 @@ class Lowering:
         on = join.args.get("on")
         condition = scope.plain(on) if on is not None else None
         if kind in ("SEMI", "ANTI"):
-            scope.node = Join(left, right, "semi" if kind == "SEMI" else "anti", condition)
+            scope.node = self.joined(left, right, "semi" if kind == "SEMI" else "anti", condition)
             scope.sources.pop(join.this.alias_or_name)
         elif side == "LEFT":
-            scope.node = Join(left, right, "left", condition)
+            scope.node = self.joined(left, right, "left", condition)
         elif side == "RIGHT":
-            scope.node = Join(right, left, "left", condition)
+            scope.node = self.joined(right, left, "left", condition)
         elif side == "FULL":
-            pairs = equi_pairs(condition, left.columns, right.columns)
-            scope.node = Join(left, right, "full", condition, tuple(self.fresh("key") for _ in pairs))
+            scope.node = self.joined(left, right, "full", condition)
         elif kind in ("", "INNER", "CROSS"):
-            scope.node = Join(left, right, "inner", condition)
+            scope.node = self.joined(left, right, "inner", condition)
         else:
             raise Unsupported(f"{join.method or kind or side} JOIN has no incremental form")
+
+    def joined(self, left: Node, right: Node, kind: JoinKind, condition: exp.Expr | None) -> Join:
+        pairs = equi_pairs(condition, left.columns, right.columns)
+        coalesced = tuple(self.fresh("key") for _ in pairs) if kind == "full" else ()
+        return Join(left, right, kind, condition, coalesced, tuple(alike(a, b, self.kinds) for a, b in pairs))
 
     # -- GROUP BY, windows, SELECT list
 
@@ -211,9 +218,14 @@ class Lowering:
         if isinstance(expr, exp.Column):
             return expr.name
         name = self.fresh(hint)
+        self._note_kind(name, expr)
         generates = is_generator(expr)
         scope.node = Project(scope.node, {name: expr}, generates)
         return name
+
+    def _note_kind(self, name: str, expr: exp.Expr) -> None:
+        if (kind := plain_type(expr, self.kinds)) is not None:
+            self.kinds[name] = kind
 
     def _outputs(self, query: exp.Select, scope: Scope) -> Outputs:
         outputs: list[tuple[str, str]] = []
@@ -226,6 +238,7 @@ class Lowering:
                 outputs.append((expr.alias_or_name, resolved.name))
                 continue
             name = self.fresh("o")
+            self._note_kind(name, resolved)
             computed[name] = resolved
             outputs.append((expr.alias_or_name, name))
         if computed:
@@ -253,16 +266,19 @@ class Lowering:
         if any(len(side.outputs) != len(names) for side in sides):
             raise Unsupported("the sides of a set operation have different numbers of columns")
         columns = [tuple(c for _, c in side.outputs) for side in sides]
+        kinds = [{plain_type(col(c), self.kinds) for c in position} for position in zip(*columns, strict=True)]
+        self.kinds |= {name: kind for name, (kind, *more) in zip(names, kinds, strict=True) if kind and not more}
+        uniform = all(name in self.kinds for name in names)
         distinct = bool(query.args.get("distinct"))
         node: Node
         if isinstance(query, exp.Union):
             pairs = tuple((side.node, cols) for side, cols in zip(sides, columns, strict=True))
-            node = UnionAll(pairs, names, (self.fresh("branch"), self.fresh("part"), self.fresh("key")))
+            node = UnionAll(pairs, names, (self.fresh("branch"), self.fresh("part"), self.fresh("key")), uniform)
             if distinct:
                 node = Aggregate(node, names, {})
         else:
             kind: SetKind = "intersect" if isinstance(query, exp.Intersect) else "except"
-            node = SetOp(kind, distinct, sides[0].node, columns[0], sides[1].node, columns[1], names)
+            node = SetOp(kind, distinct, sides[0].node, columns[0], sides[1].node, columns[1], names, uniform)
         outputs = tuple(zip((name for name, _ in sides[0].outputs), names, strict=True))
         scope = Scope(self, dict(ctes), None)
         scope.node, scope.aliases = node, dict(outputs)

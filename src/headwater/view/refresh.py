@@ -54,7 +54,7 @@ class Refresh:
     def changes(self, current: InputText) -> Rel:
         """The change of the view whose stored rows are `current`; at least one input has changed."""
         relation = self.found.relation
-        if relation is None or self.plan.strategy is Strategy.FULL:
+        if relation is None or self.plan.strategy is Strategy.FULL or self._keyed_otherwise(relation.node):
             stored = current.rows(self.sql, "after", self.storage)
             return difference(self.sql, self.initial(), stored, self.storage)
         evaluator = self._evaluator(relation)
@@ -66,6 +66,11 @@ class Refresh:
                 return AlgebraicRefresh(evaluator, self.plan, relation, self.found.algebra).refresh(current)
             case Strategy.AFFECTED_KEYS:
                 return self._affected_keys(evaluator, relation, current)
+
+    def _keyed_otherwise(self, root: Node) -> bool:
+        """Whether an earlier build took other columns for the key of this view: all its rows are compared then."""
+        stored = any(name == PART for name, _ in self.plan.hidden)
+        return self.plan.strategy is Strategy.AFFECTED_KEYS and stored == by_key(root)
 
     @property
     def storage(self) -> list[str]:
@@ -123,10 +128,10 @@ class Refresh:
                 return self.sql.extend(rel, exprs)
             case UnionAll():
                 parts = []
-                for number, (branch, columns) in enumerate(node.branches):
+                for number, (branch, _) in enumerate(node.branches):
                     if evaluator.changed(branch):
                         rel = self._flagged(evaluator, branch)
-                        items = {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}
+                        items = evaluator.outputs(node, number, rel)
                         name, part, key = node.identity
                         items |= {name: str(number), part: evaluator.canonical(rel, branch.part)}
                         items |= {key: evaluator.canonical(rel, branch.key), _PASS: _PASS}

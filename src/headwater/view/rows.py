@@ -76,6 +76,7 @@ class Evaluator:
         self._used = frozenset(used)
         self._numbers = count()
         self._types: dict[str, str] = {}
+        self._widened: dict[Node, Mapping[str, str]] = {}
 
     # -- small things
 
@@ -106,10 +107,37 @@ class Evaluator:
 
     def canonical(self, rel: Rel, columns: Sequence[str]) -> str:
         """The canonical text of internal columns. A name has one type in the whole tree: it is asked for once."""
+        self._note_types(rel, columns)
+        return canonical(self._types, columns)
+
+    def _note_types(self, rel: Rel, columns: Sequence[str]) -> None:
         if any(c not in self._types for c in columns):
             found = self.sql.types(rel)
             self._types |= {c: found[c] for c in rel.columns}
-        return canonical(self._types, columns)
+
+    def outputs(self, node: UnionAll | SetOp, number: int, rel: Rel) -> dict[str, str]:
+        """The columns that one side of a set operation adds, in the types of all sides together.
+
+        Which of them are there depends on what has changed; the text of a key must not: 1.50 and 1.5000 are one.
+        """
+        columns = _sides(node)[number][1]
+        names = dict(zip(node.outputs, columns, strict=True))
+        if node.uniform:
+            return {o: quoted(c) for o, c in names.items()}
+        kinds = self._wide(node)
+        self._note_types(rel, columns)
+        return {
+            o: quoted(c) if self._types[c] == kinds[o] else f"CAST({quoted(c)} AS {kinds[o]})" for o, c in names.items()
+        }
+
+    def _wide(self, node: UnionAll | SetOp) -> Mapping[str, str]:
+        if node not in self._widened:
+            parts = [
+                self.sql.select(self.rows(side), {o: quoted(c) for o, c in zip(node.outputs, columns, strict=True)})
+                for side, columns in _sides(node)
+            ]
+            self._widened[node] = self.sql.types(self.sql.union(parts))
+        return self._widened[node]
 
     # -- rows
 
@@ -184,9 +212,9 @@ class Evaluator:
         return self.sql.add(f"SELECT * FROM {df.name} ORDER BY {order} LIMIT {node.limit}{offset}", df.columns)
 
     def branch(self, node: UnionAll, number: int, df: Rel) -> Rel:
-        branch, columns = node.branches[number]
+        branch, _ = node.branches[number]
         name, part, key = node.identity
-        values = {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}
+        values = self.outputs(node, number, df)
         identity = {
             name: str(number),
             part: self.canonical(df, branch.part),
@@ -207,11 +235,11 @@ class Evaluator:
 
     def _set_rows(self, node: SetOp, version: Version, restriction: Restriction | None) -> Rel:
         sides = []
-        for side, columns in ((node.left, node.left_columns), (node.right, node.right_columns)):
+        for number, (side, columns) in enumerate(_sides(node)):
             mapping: dict[str, exp.Expr] = dict(zip(node.outputs, map(col, columns), strict=True))
             below = restriction.mapped(mapping) if restriction is not None else None
             df = self.rows(side, version, below)
-            sides.append(self.sql.select(df, {o: quoted(c) for c, o in zip(columns, node.outputs, strict=True)}))
+            sides.append(self.sql.select(df, self.outputs(node, number, df)))
         left, right = sides
         return self.sql.set_operation(left, right, f"{node.kind.upper()} {'DISTINCT' if node.distinct else 'ALL'}")
 
@@ -373,10 +401,10 @@ class Evaluator:
                 return self._full_join_keys(node, columns)
             case SetOp():
                 parts = []
-                for side, own in ((node.left, node.left_columns), (node.right, node.right_columns)):
+                for number, (side, _) in enumerate(_sides(node)):
                     if (df := self.touched(side)) is not None:
-                        mapping = dict(zip(node.outputs, own, strict=True))
-                        parts.append(self.sql.select(df, {c: quoted(mapping[c]) for c in columns}))
+                        values = self.outputs(node, number, df)
+                        parts.append(self.sql.select(df, {c: values[c] for c in columns}))
                 return self.sql.union(parts)
         df = self.touched(node)
         return None if df is None else self.sql.keep(df, columns)
@@ -394,11 +422,14 @@ class Evaluator:
         return self.sql.union(parts)
 
     def _full_join_keys(self, node: Join, columns: Sequence[str]) -> Rel:
+        kinds = {} if all(node.alike) else self.sql.types(self.rows(node))
         parts = []
         for side, position in ((node.left, 0), (node.right, 1)):
             if (df := self.touched(side)) is not None:
-                exprs = {c: pair[position] for c, pair in zip(node.coalesced, node.equi, strict=True)}
-                parts.append(self.sql.select(df, {c: text_of(exprs[c]) for c in columns}))
+                texts = {c: text_of(pair[position]) for c, pair in zip(node.coalesced, node.equi, strict=True)}
+                parts.append(
+                    self.sql.select(df, {c: f"CAST({texts[c]} AS {kinds[c]})" if kinds else texts[c] for c in columns})
+                )
         return self.sql.union(parts)
 
     def join(self, left: Rel, right: Rel, node: Join, kind: str | None = None) -> Rel:
@@ -424,6 +455,12 @@ class Evaluator:
 
     def _changes_with_old(self, node: Scan) -> Rel:
         return self.inputs[node.input].changes_with_old(self.sql, list(self._stored(node).values()))
+
+
+def _sides(node: UnionAll | SetOp) -> tuple[tuple[Node, tuple[str, ...]], ...]:
+    if isinstance(node, UnionAll):
+        return node.branches
+    return (node.left, node.left_columns), (node.right, node.right_columns)
 
 
 def _keeps_rows(node: Node) -> bool:

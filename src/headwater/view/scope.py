@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sqlglot import exp
 
+from headwater.view.exact import alike
 from headwater.view.functions import aggregate_units
 from headwater.view.tree import (
     Aggregate,
@@ -187,7 +188,7 @@ class Scope:
         condition = exp.and_(*conditions, copy=False) if conditions else None
         if condition is not None and not column_names(condition) <= {*self.node.columns, *node.columns}:
             raise Unsupported("a subquery that reaches over two levels has no incremental form")
-        self.node = Join(self.node, node, kind, condition)
+        self.node = self.lowering.joined(self.node, node, kind, condition)
 
     def _never_null(self, expr: exp.Expr, below: Node) -> bool:
         if not isinstance(expr, exp.Column) or expr.name not in self.lowering.not_null:
@@ -240,6 +241,8 @@ class Scope:
                 one, two = two, one
             if not column_names(one) <= own or column_names(two) & own:
                 raise Unsupported("a correlated aggregate of this form has no incremental form")
+            if not alike(one, two, self.lowering.kinds):
+                raise Unsupported("a correlated aggregate that may compare two types has no incremental form")
             keys.append(self.lowering.as_column(inner, one, "k"))
             pairs.append(exp.EQ(this=col(keys[-1]), expression=two))
         return keys, pairs

@@ -86,13 +86,18 @@ class Filter(Node):
 
 @dataclass(eq=False)
 class Join(Node):
-    """A join; a right join is a left join with the sides swapped. `coalesced` are a full join's merged key columns."""
+    """A join; a right join is a left join with the sides swapped. `coalesced` are a full join's merged key columns.
+
+    `alike` says of each pair of `equi` whether both are surely of one type. If not, Spark casts one of them, and values
+    that differ may be equal: '1' and '01' to the number 1.
+    """
 
     left: Node
     right: Node
     kind: JoinKind
     condition: exp.Expr | None
     coalesced: tuple[str, ...] = ()
+    alike: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         left, right = self.left, self.right
@@ -106,7 +111,7 @@ class Join(Node):
         if (
             self.kind == "left"
             and right.unique
-            and {r.name for _, r in self.equi if isinstance(r, exp.Column)} >= set(right.key)
+            and {r.name for (_, r), same in self._compared if same and isinstance(r, exp.Column)} >= set(right.key)
         ):
             self.key = left.key  # a lookup: at most one match
             self.unique = left.unique
@@ -116,6 +121,10 @@ class Join(Node):
     def equi(self) -> tuple[tuple[exp.Expr, exp.Expr], ...]:
         """Pairs (expression over the left, over the right) that every match has equal."""
         return equi_pairs(self.condition, self.left.columns, self.right.columns)
+
+    @property
+    def _compared(self) -> list[tuple[tuple[exp.Expr, exp.Expr], bool]]:
+        return list(zip(self.equi, self.alike, strict=True)) if self.alike else []
 
 
 @dataclass(eq=False)
@@ -149,11 +158,15 @@ class Window(Node):
 
 @dataclass(eq=False)
 class UnionAll(Node):
-    """Columns by position; `identity` are (branch number, canonical text of the branch's part, of its key)."""
+    """Columns by position; `identity` are (branch number, canonical text of the branch's part, of its key).
+
+    `uniform`: the columns of all branches are surely of the same types; otherwise Spark widens them.
+    """
 
     branches: tuple[tuple[Node, tuple[str, ...]], ...]
     outputs: tuple[str, ...]
     identity: tuple[str, str, str]
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         branch, part, key = self.identity
@@ -165,7 +178,7 @@ class UnionAll(Node):
 
 @dataclass(eq=False)
 class SetOp(Node):
-    """INTERSECT and EXCEPT, columns by position; NULLs compare as equal, as in a group key."""
+    """INTERSECT and EXCEPT, columns by position; NULLs compare as equal, as in a group key (`uniform`: as above)."""
 
     kind: SetKind
     distinct: bool
@@ -174,6 +187,7 @@ class SetOp(Node):
     right: Node
     right_columns: tuple[str, ...]
     outputs: tuple[str, ...]
+    uniform: bool = False
 
     def __post_init__(self) -> None:
         self.columns = self.part = self.key = self.outputs

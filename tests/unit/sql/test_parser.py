@@ -194,11 +194,13 @@ def test_explain_holds_the_statement_behind_it() -> None:
         ("DELETE t WHERE a = 1", "SQL_SYNTAX"),
         ("SELECT '\ud800'", "SQL_SYNTAX"),
         ("TRUNCATE TABLE t", "UNSUPPORTED_STATEMENT"),
+        ("ALTER TABLE t DROP COLUMN v", "UNSUPPORTED_STATEMENT"),
+        ("ALTER TABLE t RENAME COLUMN v TO x", "UNSUPPORTED_STATEMENT"),
         ("DROP nosuch x", "SQL_SYNTAX"),
         ("PAUSE now", "SQL_SYNTAX"),
         ("CANCEL JOBS x", "SQL_SYNTAX"),
         ("REWIND k TO yesterday", "SQL_SYNTAX"),
-        ("ALTER TABLE t ADD COLUMN x INT", "SQL_SYNTAX"),
+        ("ALTER TABLE t ADD COLUMN x INT", "UNSUPPORTED_STATEMENT"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_code(text: str, expected: str) -> None:
