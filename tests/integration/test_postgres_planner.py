@@ -25,6 +25,7 @@ from headwater.connectors.postgres.planner import (
     visible,
 )
 from headwater.errors import HeadwaterError, UsageError
+from headwater.runtime.source_setup import new_slot
 from headwater.testing.servers import PostgresServer
 
 pytestmark = pytest.mark.postgres
@@ -272,6 +273,19 @@ def test_split_is_copied_as_text_with_the_fixed_settings(db: Db) -> None:
     split = splits_between([("2",), ("3",)])[1]
     with db.conn.cursor() as cursor, cursor.copy(copy_statement(table, ["id", "at", "b", "i"], split)) as copy:
         assert b"".join(copy) == b"2\t2020-01-01 10:00:00+00\t\\\\x00ff\t1 day 02:00:00\n"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_slot_that_nobody_can_read_on_from_is_made_anew_whoever_made_it(db: Db, ours: bool) -> None:
+    config = db.config()
+    db.run('CREATE PUBLICATION "Pub of Headwater" FOR ALL TABLES', "CREATE TABLE t (id int PRIMARY KEY)")
+    first = slots.ensure_slot(db.conn, config).confirmed_lsn
+    db.run("INSERT INTO t SELECT generate_series(1, 100)")
+    try:
+        assert new_slot(config, ours=False) == first, "one that can be read is taken as it stands"
+        assert new_slot(config, ours=ours, unreadable=True) > first
+    finally:
+        slots.drop_slot(db.conn, config)
 
 
 def test_types_are_those_that_a_copy_would_meet_and_not_those_of_the_snapshot(db: Db) -> None:

@@ -124,8 +124,9 @@ def names_now(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) ->
 def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False, unreadable: bool = False) -> int:
     """A slot whose stream can be read from here on, in the place of one that is lost; gives where it begins.
 
-    A slot that can be used is taken as it stands. One that cannot is dropped if it was ours to make. If the publication
-    was lost, the slot is moved to now: a stream cannot be decoded from before its publication.
+    A slot that can be used is taken as it stands. One that cannot is dropped if it was ours to make, and in any case if
+    the server cannot decode the log from its place on (`unreadable`). If the publication was lost, the slot is moved to
+    now: a stream cannot be decoded from before its publication.
     """
     from headwater.connectors.postgres.client import connect, translated
     from headwater.connectors.postgres.slots import advance_slot, drop_slot, ensure_slot, publication_of
@@ -135,11 +136,10 @@ def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = Fal
             publication_lost = True
             with translated(f"creating publication {config.publication}"):
                 _create_publication(conn, config)
-        if unreadable and ours:
+        if unreadable:
+            # Whoever made it: nobody can read on from it. It may be ours without our knowing, if the engine was killed
+            # between making it and noting that.
             drop_slot(conn, config)
-        elif unreadable:
-            hint = f"run on the source: SELECT pg_drop_replication_slot('{config.slot}')"
-            raise SourceError("SOURCE_SLOT_UNREADABLE", f"slot {config.slot} cannot be decoded any more", hint=hint)
         try:
             confirmed = ensure_slot(conn, config).confirmed_lsn
             return advance_slot(conn, config) if publication_lost else confirmed
