@@ -88,6 +88,7 @@ def test_a_snapshot_that_is_there_in_part_is_finished_by_another_number_of_produ
     assert first == 2000 and 800 < second < 1200, "vnodes that were there were read again"
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_there_in_part_is_finished_after_failures_and_a_kill(
     engine: EngineProcess, sink_world: SinkWorld, order: Path
 ) -> None:

@@ -15,7 +15,7 @@ from headwater.connectors.files.sink import read_table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROWS = "SELECT name, day, n FROM t ORDER BY ALL"
 TOTALS = "SELECT day, count(*) AS c, sum(n) AS s FROM t GROUP BY day"
 VIEW = "SELECT day, c, s FROM totals ORDER BY day"
