@@ -147,7 +147,7 @@ def snapshot(scale: Scale) -> Iterator[Figure]:
     rows = scale.rows(10_000_000, least=10_000)
     with bench(scale, rows) as b:
         warm_up(b)
-        plain = copy_to_nowhere(b, rows)
+        plain = min(copy_to_nowhere(b, rows) for _ in range(3))  # they differ by a quarter
         with Usage() as usage:
             begin = time.perf_counter()
             b.capture(max(1000, rows // 50))

@@ -20,6 +20,8 @@ from headwater.connectors.postgres.textscan import (
     Found,
     Longs,
     compiled,
+    negated,
+    times,
 )
 from headwater.connectors.postgres.types import INFINITY_DAYS, INFINITY_MICROS
 
@@ -162,16 +164,6 @@ def read_timestamps(data: Bytes, starts: Longs, lengths: Longs, out: Longs) -> F
 
 
 @compiled
-def _times(low: Any, high: Any, factor: Any, plus: Any) -> tuple[Any, Any]:
-    """128 bits times a number below 2 ** 32, plus one below 2 ** 32."""
-    mask = np.uint64(0xFFFFFFFF)
-    shift = np.uint64(32)
-    a = (low & mask) * factor + plus
-    b = (low >> shift) * factor + (a >> shift)
-    return (b << shift) | (a & mask), high * factor + (b >> shift)
-
-
-@compiled
 def read_decimals(
     data: Bytes, starts: Longs, lengths: Longs, precision: int, scale: int, out: NDArray[np.uint64]
 ) -> Found:
@@ -216,12 +208,11 @@ def read_decimals(
                     return i, OUT_OF_RANGE
                 digit //= cut
                 factor //= cut
-            low, high = _times(low, high, np.uint64(factor), np.uint64(digit))
+            low, high = times(low, high, np.uint64(factor), np.uint64(digit))
         for _ in range(-beyond):
-            low, high = _times(low, high, np.uint64(10), np.uint64(0))
+            low, high = times(low, high, np.uint64(10), np.uint64(0))
         if sign == _NEGATIVE:
-            low = ~low + np.uint64(1)
-            high = ~high + (np.uint64(1) if low == 0 else np.uint64(0))
+            low, high = negated(low, high)
         out[i, 0] = low
         out[i, 1] = high
     return -1, FINE

@@ -339,7 +339,7 @@ def _usable(row: dict[str, Any], config: PostgresConfig) -> int:
 
 
 def drop_slot(conn: Connection, config: PostgresConfig) -> None:
-    """Drop a slot that we created (the caller remembers `SlotState.created`); waits until its reader is gone."""
+    """Drop a slot (whose it is, `SlotState.created`, the caller remembers); waits until its reader is gone."""
     deadline = time.monotonic() + DROP_WAIT_S
     with translated(f"dropping slot {config.slot}"):
         while True:

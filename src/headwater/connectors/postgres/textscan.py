@@ -253,10 +253,24 @@ def parse_timestamps(data: Bytes, starts: Longs, lengths: Longs, zoned: bool, ou
 
 
 @compiled
-def _wide_decimal(data: Bytes, p: int, end: int, zeros: int) -> tuple[np.uint64, np.uint64]:
-    """The digits of `data[p:end]` (signs and points skipped) times 10 ** zeros as 128 bits (low, high)."""
+def times(low: Any, high: Any, factor: Any, plus: Any) -> tuple[Any, Any]:
+    """128 bits (low, high) times a number below 2 ** 32, plus one below 2 ** 32."""
     mask = np.uint64(0xFFFFFFFF)
     shift = np.uint64(32)
+    a = (low & mask) * factor + plus
+    b = (low >> shift) * factor + (a >> shift)
+    return (b << shift) | (a & mask), high * factor + (b >> shift)
+
+
+@compiled
+def negated(low: Any, high: Any) -> tuple[Any, Any]:
+    low = ~low + np.uint64(1)
+    return low, ~high + (np.uint64(1) if low == 0 else np.uint64(0))
+
+
+@compiled
+def _wide_decimal(data: Bytes, p: int, end: int, zeros: int) -> tuple[np.uint64, np.uint64]:
+    """The digits of `data[p:end]` (signs and points skipped) times 10 ** zeros as 128 bits (low, high)."""
     ten = np.uint64(10)
     low = np.uint64(0)
     high = np.uint64(0)
@@ -270,10 +284,7 @@ def _wide_decimal(data: Bytes, p: int, end: int, zeros: int) -> tuple[np.uint64,
             digit = np.uint64(c - 48)
         else:
             zeros -= 1
-        a = (low & mask) * ten + digit
-        b = (low >> shift) * ten + (a >> shift)
-        high = high * ten + (b >> shift)
-        low = (b << shift) | (a & mask)
+        low, high = times(low, high, ten, digit)
     return low, high
 
 
@@ -321,8 +332,7 @@ def parse_decimals(
         else:
             low, high = _wide_decimal(data, first, end, zeros)
         if negative and digits > 0:
-            low = ~low + np.uint64(1)
-            high = ~high + (np.uint64(1) if low == 0 else np.uint64(0))
+            low, high = negated(low, high)
         out[i, 0] = low
         out[i, 1] = high
     return -1, FINE
