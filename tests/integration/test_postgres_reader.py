@@ -581,17 +581,45 @@ def test_reader_follows_a_server_to_a_new_timeline(server: PostgresServer, place
     assert len(_spooled(place.spool)) == 2
 
 
+def test_reader_waits_for_a_server_that_is_promoted_only_later(server: PostgresServer, place: Place) -> None:
+    """Newer servers decode on a standby too, and go on after a promotion: the position would be beyond the timeline."""
+
+    async def scenario() -> None:
+        reader = ReaderProcess(place.config(), place.spool)
+        await reader.start()
+        await asyncio.to_thread(place.execute, "INSERT INTO a VALUES (1, '')")
+        await reader.wait_for(place.current())
+        await asyncio.to_thread(_as_standby, server, "standby.signal")
+        async with asyncio.timeout(60):
+            while reader.last_error is None or "in recovery" not in reader.last_error.message:
+                await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(place.one, "SELECT pg_promote()")
+        for n in (2, 3):
+            await asyncio.to_thread(place.execute, f"INSERT INTO a VALUES ({n}, '')")
+            await reader.wait_for(place.current())
+            await asyncio.to_thread(place.one, "SELECT bool_and(pg_terminate_backend(pid)) FROM pg_stat_replication")
+        await reader.stop()
+
+    _run(scenario())
+    assert len(_spooled(place.spool)) == 3
+
+
 def _new_timeline(server: PostgresServer) -> None:
     """As a promotion does: archive recovery that ends at the end of the log."""
+    _as_standby(server, "recovery.signal")
+    # Read-only sessions are let in before the recovery has ended.
+    _eventually(lambda: _quietly(server, "CREATE TEMPORARY TABLE writable (id int)"))
+
+
+def _as_standby(server: PostgresServer, signal_name: str) -> None:
+    """Start the server anew in recovery: one that ends at the end of the log, or one that waits for a promotion."""
     server.stop("fast")
-    signal_file = server.data / "recovery.signal"
+    signal_file = server.data / signal_name
     signal_file.touch()
     os.chown(signal_file, server.data.stat().st_uid, server.data.stat().st_gid)
     server.settings["restore_command"] = "false"
     server._write_settings()
     server.start()
-    # Read-only sessions are let in before the recovery has ended.
-    _eventually(lambda: _quietly(server, "CREATE TEMPORARY TABLE writable (id int)"))
 
 
 def test_slot_that_somebody_else_has_read_from_is_a_definite_error(place: Place) -> None:

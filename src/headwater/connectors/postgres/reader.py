@@ -242,18 +242,15 @@ class Reader:
 
     def _begin(self, conn: pq.abc.PGconn) -> None:
         """Start the stream where we left off, or where a bulk read of a large backlog ended."""
-        recovering = replication.in_recovery(conn)
-        try:
-            start, bulk_end = self._prepare(conn)
-            if bulk_end is not None:
-                self._read_backlog(conn, bulk_end)
-                start = self._writer.sync()
-            replication.start_streaming(conn, self._config.slot, self._config.publication, start)
-        except DefiniteError as error:
-            if not recovering:
-                raise
-            # It may still be replaying what we have already: nothing that is missing now is missing for good.
-            raise TransientError("SOURCE_UNREACHABLE", f"the server is in recovery: {error.message}") from None
+        if replication.in_recovery(conn):
+            # It may not have replayed yet what we have. And a newer server would stream on a timeline that ends with its
+            # recovery, and go on with the next one without a word: what we then have would look like somebody else's.
+            raise TransientError("SOURCE_UNREACHABLE", "the server is in recovery", hint="it is waited for")
+        start, bulk_end = self._prepare(conn)
+        if bulk_end is not None:
+            self._read_backlog(conn, bulk_end)
+            start = self._writer.sync()
+        replication.start_streaming(conn, self._config.slot, self._config.publication, start)
         self._control.emit("connected", start_lsn=start, server_lsn=self._server_lsn)
         self._report()
 
