@@ -14,7 +14,7 @@ import pytest
 
 from cdc_world import World, lsn, open_world
 from headwater.errors import HeadwaterError, UsageError
-from headwater.testing.servers import PostgresServer
+from headwater.testing.servers import PostgresServer, TcpProxy
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -294,3 +294,24 @@ def test_what_was_there_is_used_and_stays_and_missing_rights_come_with_the_sql(w
         "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'theirs'"
     ).fetchall()
     assert found == [(1,), (1,)]
+
+
+def test_splits_that_a_job_had_read_before_its_connection_was_cut_are_kept(world: World, tmp_path: Path) -> None:
+    """One job reads all splits in turn, and no connection lives long enough for half of them."""
+    world.sql(
+        "CREATE TABLE cut_off (id int PRIMARY KEY, v text);"
+        "INSERT INTO cut_off SELECT i, repeat(md5(i::text), 4) FROM generate_series(1, 10000) i; ANALYZE cut_off"
+    )
+    with TcpProxy(world.server.port) as proxy:
+        options = source_options(world, tmp_path, port=str(proxy.port), slot_name="cuts", publication_name="cuts")
+        world.engine.execute(f"CREATE SOURCE cuts WITH ({options})")
+        proxy.cut_after(600_000)
+        world.engine.execute(
+            "CREATE TABLE cut_off (*) FROM cuts TABLE 'public.cut_off' WITH (backfill.num_rows_per_split='1000')"
+        )
+        world.live("cut_off")
+        assert len(world.splits("cut_off")) >= 8
+        assert any(e["name"] == "cut_off" for e in world.engine.status()["errors"])
+        assert world.rows("cut_off") == world.source_rows("cut_off")
+        assert not list((world.data / "staging").rglob("*.json"))
+        world.engine.execute("DROP TABLE cut_off; DROP SOURCE cuts")

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from headwater.backfill.cdc.notes import Notes
 from headwater.backfill.cdc.state import ReadPaused, SplitEvent, SplitState, step
 from headwater.capture.splits import DEFAULT_ROWS_PER_SPLIT, Split, SplitKind
 from headwater.errors import HeadwaterError, TransientError
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 POLL_S: Final = 0.2
+REACHED_S: Final = 5.0  # how long the stream may take to reach a read that has ended; then barriers come as they come
 RETRY_S: Final = (0.5, 10.0)
-# A job costs about as much as reading 100,000 rows. Small splits are read several in turn, but results come at its end.
-JOB_S: Final = 4.0
-MOST_IN_TURN: Final = 16
-FIRST_BYTES: Final = 64 << 20  # how much the first jobs read, before the speed is known
+MOST_IN_TURN: Final = 256  # splits of one job: what it is told about them is part of its task
+NOTES_S: Final = 0.5  # how often the engine looks what a running job has read
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,8 +49,10 @@ class Copying:
     def __init__(self, backfill: TableBackfill) -> None:
         self.table = backfill
         self.core = backfill.core
-        self._in_turn = 0  # not known yet
+        self._busy = 0  # readers that have a job
+        self._paths: dict[int, str] = {}  # the file that was taken for a split
         self._failed = False
+        self._asked_for_barrier = False
         self._trouble = ""  # why the last read failed; shown until one succeeds
 
     async def run(self) -> None:
@@ -132,6 +133,8 @@ class Copying:
         waiting = self._waiting()
         if not waiting and table.replacing and table.prepared is None:
             await self._difference()
+        elif not waiting and not (self.core.paused or table.replacing or self._asked_for_barrier):
+            await self._hand_over_now()
         elif not waiting or table.rate_limit == 0:
             held = "RESUME: the engine is paused" if self.core.paused else "the rate limit is 0"
             table.report(waiting_for=held if waiting else "")
@@ -140,6 +143,18 @@ class Copying:
             await self._read_ranges()
         else:
             await self._read_whole(waiting)
+
+    async def _hand_over_now(self) -> None:
+        """All is read. The barrier that hands the last splits over is asked for as soon as the stream has reached them,
+        instead of being waited for; once, since whatever keeps it from handing them over may last."""
+        table, reader = self.table, self.table.source.reader
+        high = max((x.high for x in table.splits.values() if x.state is SplitState.STAGED), default=0)
+        self._asked_for_barrier = True
+        with contextlib.suppress(TimeoutError, HeadwaterError):  # a stream in trouble is the source's concern
+            if reader is not None:
+                async with asyncio.timeout(REACHED_S):
+                    await reader.wait_for(high)
+            await self.core.main.checkpoint()
 
     async def _read_ranges(self) -> None:
         """Several readers, each with jobs of its own: none waits for the slowest split of another."""
@@ -153,29 +168,25 @@ class Copying:
         """Read the next splits until there are none, somebody wants it otherwise, or another reader has failed."""
         self._failed = False
         while not self._failed and (batch := self._next_splits(count)):
-            begin = time.monotonic()
+            self._busy += 1
             try:
                 await self._read(batch, SharedSnapshot(), readers=count)
             except BaseException:
                 self._failed = True
                 raise
-            per_split = (time.monotonic() - begin) / len(batch)
-            self._in_turn = max(1, min(MOST_IN_TURN, int(JOB_S / per_split)))
+            finally:
+                self._busy -= 1
 
     def _next_splits(self, count: int) -> list[SplitInfo]:
-        """So many that a job is worth its cost, unless somebody wants it slow; the last ones are shared out."""
+        """A share of what waits, for a job costs as much as some splits; one where somebody wants it slow."""
         table = self.table
         waiting = self._waiting()
         if not waiting or table.rate_limit == 0 or self._batch != count:
             return []
-        slow = table.rate_limit is not None or table.cursor
-        return waiting[: 1 if slow else min(self._in_turn or self._first_turns(), -(-len(waiting) // count))]
-
-    def _first_turns(self) -> int:
-        if self.table.info is None:
-            return 1
-        split_bytes: int = self.table.info.size_bytes // len(self.table.splits)
-        return max(1, min(MOST_IN_TURN, FIRST_BYTES // max(1, split_bytes)))
+        if table.rate_limit is not None or table.cursor:
+            return waiting[:1]
+        # Every so manyth: neighbours are alike in size, so the shares are.
+        return waiting[:: max(1, count - self._busy)][:MOST_IN_TURN]
 
     def _waiting(self) -> list[SplitInfo]:
         return [s for s in self.table.splits.values() if s.state is SplitState.PLANNED]
@@ -215,35 +226,77 @@ class Copying:
         return one and table.info is not None and table.info.size_bytes <= SMALL_BYTES
 
     async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot, *, readers: int) -> None:
-        """One Spark job; under a shared snapshot one task a split, else one task for all of them in turn."""
+        """One Spark job; under a shared snapshot one task a split, else one task for as many of them as it gets to."""
         self.table.report(waiting_for=self._trouble)
         self.table.reading(batch)
+        apart = bool(snapshot.name)
         try:
             tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot, readers)
-            reads = self.core.capture.reads
-            found = await reads.run(self.table.table_id, tasks, apart=bool(snapshot.name), small=self._small)
-            results = {r["split_id"]: r for r in found}
+            async with self._noted(batch, wanted=len(batch) > 1 and not apart) as notes:
+                reads = self.core.capture.reads
+                found = await reads.run(self.table.table_id, tasks, apart=apart, small=self._small, notes=notes)
+            await self._take(batch, {r["split_id"]: r for r in found})
         except BaseException:
-            for split in batch:
-                split.state = step(split.state, SplitEvent.READ_FAILED)
-            if snapshot.name:
+            if apart:
                 self.table.forget_staged()
             raise
-        await asyncio.to_thread(self._staged, batch, results)
+        finally:
+            for split in batch:
+                if split.state is SplitState.READING:
+                    split.state = step(split.state, SplitEvent.READ_FAILED)
         self._trouble = ""
         self.table.report(waiting_for="")
+
+    @asynccontextmanager
+    async def _noted(self, batch: list[SplitInfo], *, wanted: bool) -> AsyncIterator[Notes | None]:
+        """While this lasts, splits are taken as staged when the job has noted that they are; for the last time at its
+        end, whatever that was."""
+        if not wanted:
+            yield None
+            return
+        notes = await asyncio.to_thread(Notes.fresh, self.core.data_dir)
+        ended = asyncio.Event()
+
+        async def look() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(NOTES_S):
+                        await ended.wait()
+                await self._take(batch, await asyncio.to_thread(notes.read))
+
+        looking = asyncio.create_task(look(), name=f"notes of {self.table.name}")
+        try:
+            yield notes
+        finally:
+            ended.set()
+            await asyncio.gather(looking, return_exceptions=True)
+            self.core.forget_files([notes.folder])
 
     def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot, readers: int) -> list[Any]:
         tasks = self.table.read_tasks([i.row for i in batch], snapshot, readers)
         return [dataclasses.replace(t, page_rows=self.table.page_rows) for t in tasks] if self.table.cursor else tasks
 
-    def _staged(self, batch: list[SplitInfo], results: dict[int, dict[str, Any]]) -> None:
+    async def _take(self, batch: list[SplitInfo], results: dict[int, dict[str, Any]]) -> None:
+        self.core.forget_files(await asyncio.to_thread(self._staged, batch, results))
+
+    def _staged(self, batch: list[SplitInfo], results: dict[int, dict[str, Any]]) -> list[str]:
+        """Take what was read; gives files of reads that were made twice, because a task was tried again."""
         from headwater.connectors.postgres.client import format_lsn
 
         table = self.table
+        taken, left_over = [], []
         for info in batch:
-            result = results[info.row.split_id]
+            result = results.get(info.row.split_id)
+            if result is None:
+                continue
             segment = NewSegment(**result["segment"]) if result["segment"] else None
+            if info.state is not SplitState.READING:
+                first = self._paths.get(info.row.split_id)
+                if segment is not None and first is not None and segment.path != first:
+                    left_over.append(segment.path)
+                continue
+            taken.append(info)
+            self._paths[info.row.split_id] = segment.path if segment else ""
             info.segment = segment
             info.low_lsn = table.low_lsn(result["low"])
             info.row = dataclasses.replace(
@@ -256,7 +309,9 @@ class Copying:
                 offset_high=format_lsn(result["high"]),
                 staged_path=segment.path if segment else None,
             )
-        table.staged(batch, max(r["high"] for r in results.values()))
+        if taken:
+            table.staged(taken, max(results[i.row.split_id]["high"] for i in taken))
+        return left_over
 
 
 async def entry(config: PostgresConfig, mark: int) -> AsyncIterator[str]:

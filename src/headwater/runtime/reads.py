@@ -19,10 +19,13 @@ from headwater.backfill.cdc.state import ReadPaused
 from headwater.errors import DefiniteError, HeadwaterError, TransientError
 
 if TYPE_CHECKING:
+    from headwater.backfill.cdc.notes import Notes
     from headwater.engine import EngineCore
 
 Result = dict[str, Any]
 
+# A job has its slot to itself until it ends: other tables, and another parallelism, wait so long at the most.
+JOB_S: Final = 10.0
 SMALL_BYTES: Final = 1 << 20  # of a table that shares its job: some 10,000 rows, read in a tenth of a second
 MOST_TOGETHER: Final = 64  # reads of one job: their results come at its end, after a few seconds
 SMALL_IN_TURN: Final = 8  # reads that one Spark task makes one after the other before another task is worth its start
@@ -71,18 +74,32 @@ class Reads:
         self._small: list[_Small] = []
         self._serving: asyncio.Task[None] | None = None
 
-    async def run(self, table_id: int, tasks: list[Any], *, apart: bool = False, small: bool = False) -> list[Result]:
-        """The results of one table's reads, one after the other or `apart`; the first error is raised as what it is."""
+    async def run(
+        self,
+        table_id: int,
+        tasks: list[Any],
+        *,
+        apart: bool = False,
+        small: bool = False,
+        notes: Notes | None = None,
+    ) -> list[Result]:
+        """The results of one table's reads, one after the other or `apart`; the first error is raised as what it is.
+
+        With `notes` some reads may be left out, when the job has taken long, and those before an error are in them.
+        """
         from headwater.spark.backfill import ReadInTurn
 
         if small:
             results = await self._with_others(table_id, tasks)
+        elif apart:
+            results = await self._job([[ReadInTurn((task,))] for task in tasks], subject=table_id)
         else:
-            groups = [(task,) for task in tasks] if apart else [tuple(tasks)]
-            results = await self._job([[ReadInTurn(group)] for group in groups], subject=table_id)
+            in_turn = ReadInTurn(tuple(tasks), notes, JOB_S) if notes else ReadInTurn(tuple(tasks))
+            results = await self._job([[in_turn]], subject=table_id)
         for result in results:
             if "error" in result:
-                self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
+                if notes is None:
+                    self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
                 raise _as_error(result)
         return results
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from headwater.backfill.cdc.notes import Notes
 from headwater.backfill.cdc.state import ReadPaused
 from headwater.capture.splits import Split
 from headwater.connectors.postgres.catalogue import TableInfo
@@ -88,8 +89,8 @@ class ReadSplit:
             check_storage(conn, self.table, before)
         return Fetched(rows, mark, split.right_json)
 
-    def stage(self, found: Fetched) -> dict[str, Any]:
-        """Write what was read; what the engine is told of it."""
+    def stage(self, found: Fetched, packed: dict[str, Any]) -> dict[str, Any]:
+        """Write what was read; what the engine is told of it. `packed` is filled by the first split that has rows."""
         return {
             "subject": self.table_id,
             "split_id": self.split.split_id,
@@ -97,7 +98,7 @@ class ReadSplit:
             "high": found.mark.high,
             "rows": found.rows.num_rows,
             "right": found.right,
-            "segment": self._write(found.rows),
+            "segment": self._write(found.rows, packed),
         }
 
     @contextmanager
@@ -167,13 +168,13 @@ class ReadSplit:
         present = [p for p in self.plans if not p.absent]
         return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]
 
-    def _write(self, rows: pa.Table) -> dict[str, Any] | None:
+    def _write(self, rows: pa.Table, packed: dict[str, Any]) -> dict[str, Any] | None:
         if rows.num_rows == 0:
             return None
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
         rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
         segment = write_segment(
-            self.data_dir, self.table_id, self.schema, rows, kind="base", vnode_count=self.vnode_count
+            self.data_dir, self.table_id, self.schema, rows, kind="base", vnode_count=self.vnode_count, packed=packed
         )
         return segment.as_dict()
 
@@ -181,9 +182,14 @@ class ReadSplit:
 @dataclass(frozen=True, slots=True)
 class ReadInTurn:
     """Reads several splits of a table one after the other, by one connection. While one is written the next is read:
-    the server and the worker would otherwise wait for each other."""
+    the server and the worker would otherwise wait for each other.
+
+    With `notes` each result is told at once, and no further split is begun after `for_s`.
+    """
 
     reads: tuple[ReadSplit, ...]
+    notes: Notes | None = None
+    for_s: float = float("inf")
 
     @property
     def subject(self) -> int:
@@ -199,6 +205,11 @@ class ReadInTurn:
     def _results(self) -> Iterator[dict[str, Any]]:
         from headwater.connectors.postgres.client import connect
 
+        noted = self.notes.read() if self.notes else {}  # by an earlier try of this task
+        yield from noted.values()
+        waiting = [read for read in self.reads if read.split.split_id not in noted]
+        until = time.monotonic() + self.for_s
+        packed: dict[str, Any] = {}
         writing: list[Future[dict[str, Any]]] = []
         config = self.reads[0].config
         with (
@@ -206,11 +217,13 @@ class ReadInTurn:
             connect(config, application="headwater backfill") as conn,
         ):
             try:
-                for read in self.reads:
+                for read in waiting:
+                    if writing and time.monotonic() > until:
+                        break
                     found = read.fetch(conn)
                     if writing:
                         yield writing.pop().result()
-                    writing.append(writer.submit(read.stage, found))
+                    writing.append(writer.submit(self._stage, read, found, packed))
                     if found.rows.nbytes > WRITE_BEHIND_BYTES:
                         writing[0].exception()  # waits
                 if writing:
@@ -219,8 +232,16 @@ class ReadInTurn:
                 self._forget(writing)
                 raise
 
+    def _stage(self, read: ReadSplit, found: Fetched, packed: dict[str, Any]) -> dict[str, Any]:
+        result = read.stage(found, packed)
+        if self.notes is not None:
+            self.notes.write(read.split.split_id, result)
+        return result
+
     def _forget(self, writing: list[Future[dict[str, Any]]]) -> None:
         """Files that nobody will hear of."""
+        if self.notes is not None:
+            return
         for written in writing:
             if written.exception() is None and (segment := written.result()["segment"]) is not None:
                 self.reads[0].data_dir.delete([segment["path"]])

@@ -1,8 +1,8 @@
 """How the columns of a segment are packed, chosen from a sample of their values; each file says for itself what it is.
 
 - Few distinct values: a dictionary. Others are twice as fast to write, and smaller, without one.
-- Whole numbers and times near their neighbours, as keys and times of a sorted segment mostly are: their differences.
-  Smaller than compressed numbers, and faster to write and to read.
+- Whole numbers, decimals that fit into one, and times near their neighbours, as keys and times of a sorted segment
+  mostly are: their differences. Smaller than compressed numbers, and faster to write and to read.
 - What else shrinks well is compressed. A column that hardly shrinks costs more time, now and at each read, than its
   bytes do.
 """
@@ -23,6 +23,7 @@ CODEC: Final = "zstd"
 CODEC_LEVEL: Final = 1
 WORTH: Final = 0.4  # of its size: what shrinks less is not packed
 DIFFERENCES: Final = "DELTA_BINARY_PACKED"
+MOST_DIGITS: Final = 18  # of a decimal that is stored as an integer of 64 bits; of 32 bits with half as many
 _BLOCK: Final = 128  # differences share a base, and each quarter of a block one number of bits
 
 
@@ -31,7 +32,7 @@ def packing(rows: pa.Table) -> dict[str, Any]:
     sample = rows.slice(0, SAMPLE_ROWS)
     repeating = [n for n in rows.column_names if n in (VNODE, OP, SEQ) or _repeats(sample.column(n))]
     near = [n for n in rows.column_names if n not in repeating and _are_near(sample.column(n))]
-    packed: dict[str, Any] = {"use_dictionary": repeating}
+    packed: dict[str, Any] = {"use_dictionary": repeating, "store_decimal_as_integer": True}
     if near:
         packed["column_encoding"] = dict.fromkeys(near, DIFFERENCES)
     return packed | _compression(sample, repeating, near)
@@ -44,10 +45,22 @@ def _repeats(sample: pa.ChunkedArray) -> bool:
 
 def _are_near(sample: pa.ChunkedArray) -> bool:
     kind = sample.type
+    if pa.types.is_decimal(kind):
+        return kind.precision <= MOST_DIGITS and _worth(_unscaled(sample), wide=kind.precision > MOST_DIGITS // 2)
     if not (pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)):
         return False
     wide = kind.bit_width == 64
-    values = sample.drop_null().cast(pa.int64() if wide else pa.int32(), safe=False).to_numpy()
+    return _worth(sample.drop_null().cast(pa.int64() if wide else pa.int32(), safe=False).to_numpy(), wide=wide)
+
+
+def _unscaled(sample: pa.ChunkedArray) -> Any:
+    """The low words of decimals that fit into 64 bits."""
+    values = sample.drop_null().cast(pa.decimal128(38, sample.type.scale)).combine_chunks()
+    words = np.frombuffer(values.buffers()[1] or b"", np.int64)[2 * values.offset :]
+    return words[: 2 * len(values) : 2]
+
+
+def _worth(values: Any, *, wide: bool) -> bool:
     return difference_bits(values) <= (64 if wide else 32) * WORTH
 
 

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -53,16 +53,23 @@ def write_segment(
     vnode_count: int,
     is_change: bool = True,
     path: str | None = None,
+    packed: dict[str, Any] | None = None,
 ) -> NewSegment:
-    """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made."""
+    """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made.
+
+    `packed` is how the columns are packed (`packing`); an empty one is filled, for segments of rows like these.
+    """
     rows = with_vnode(rows, schema, vnode_count)
     rows = rows.select(arrow_schema(schema).names).cast(arrow_schema(schema)).combine_chunks()
     rows = rows.take(_order(rows, schema.key))
+    packed = {} if packed is None else packed
+    if not packed:
+        packed.update(packing(rows))
     path = path or segment_path(table_id)
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
-        pq.write_table(rows, out, row_group_size=ROW_GROUP_ROWS, **packing(rows))
+        pq.write_table(rows, out, row_group_size=ROW_GROUP_ROWS, **packed)
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
 

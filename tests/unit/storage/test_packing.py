@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,9 @@ def written(rows: pa.Table) -> pq.FileMetaData:
         (pa.array(np.arange(ROWS) * 3), DIFFERENCES, "UNCOMPRESSED"),
         (pa.array([None if i % 7 == 0 else i for i in range(ROWS)], pa.int32()), DIFFERENCES, "UNCOMPRESSED"),
         (pa.array(np.arange(ROWS) * 1_000_003, pa.timestamp("us", tz="UTC")), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array([Decimal(i - 99) / 4 for i in range(ROWS)], pa.decimal128(9, 2)), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array([Decimal(10**15 + i) / 8 for i in range(ROWS)], pa.decimal128(18, 3)), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array([Decimal(i * 10**8) for i in range(ROWS)], pa.decimal128(38, 0)), "PLAIN", "ZSTD"),
         (pa.array(RANDOM.integers(-(2**63), 2**63 - 1, ROWS)), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"{x:x}" for x in RANDOM.integers(2**60, 2**62, ROWS)]), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"the customer with the number {i}" for i in range(ROWS)]), "PLAIN", "ZSTD"),

@@ -243,8 +243,8 @@ class Reader:
     def _begin(self, conn: pq.abc.PGconn) -> None:
         """Start the stream where we left off, or where a bulk read of a large backlog ended."""
         if replication.in_recovery(conn):
-            # It may not have replayed yet what we have. And a newer server would stream on a timeline that ends with its
-            # recovery, and go on with the next one without a word: what we then have would look like somebody else's.
+            # It may not have replayed yet what we have. And a newer server would stream on the timeline that ends with
+            # its recovery, and go on with the next without a word: what we have would then look like another server's.
             raise TransientError("SOURCE_UNREACHABLE", "the server is in recovery", hint="it is waited for")
         start, bulk_end = self._prepare(conn)
         if bulk_end is not None:

@@ -1,0 +1,53 @@
+"""What the tasks of a job have done so far: small files that they write, and that the engine looks for meanwhile.
+
+Spark gives results when a job has ended. So a job would have to be short for its splits to be handed over, and shown,
+soon; but each job costs what reading some 100,000 rows costs. With notes it may be long.
+
+    <folder>/<split>-<random>.json    one result of a task, complete; a task that is tried again leaves those alone
+
+A note is never the only way: what a job gives at its end counts as well. Whoever made the folder deletes it.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any, Self
+
+from headwater.storage.files import DataDir
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """A folder of notes; picklable, so that tasks can have it."""
+
+    data_dir: DataDir
+    folder: str
+
+    @classmethod
+    def fresh(cls, data_dir: DataDir) -> Self:
+        notes = cls(data_dir, f"staging/reads/{uuid.uuid4().hex}")
+        data_dir.make(notes.folder)
+        return notes
+
+    def write(self, split_id: int, result: dict[str, Any]) -> None:
+        fs, path = self.data_dir.path(f"{self.folder}/{split_id}-{uuid.uuid4().hex}.json")
+        with fs.open_output_stream(path) as out:
+            out.write(json.dumps(result).encode())
+
+    def read(self) -> dict[int, dict[str, Any]]:
+        """The results by split; of several for one split any: each is that of a whole read."""
+        found = {}
+        for name, _ in self.data_dir.list(self.folder):
+            fs, path = self.data_dir.path(name)
+            try:
+                with fs.open_input_stream(path) as source:
+                    result = json.loads(source.read())
+            except (OSError, ValueError):
+                continue  # it is being written
+            found[int(result["split_id"])] = result
+        return found
+
+    def delete(self) -> None:
+        self.data_dir.delete([self.folder])
