@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from headwater import Engine
-from headwater.cli.commands import apply_file
+from headwater.cli.statements import apply_file
 from headwater.errors import TransientError, UsageError
 from headwater.runtime.view_creator import ViewCreator
 

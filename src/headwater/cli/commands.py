@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,8 +26,6 @@ from headwater.config import parse_parameter, suggestion
 from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
 from headwater.server.endpoint import parse_address
-from headwater.sql import statements as s
-from headwater.sql.parser import parse, same_definition
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -136,9 +133,10 @@ def run(
 
     Example: headwater run pipeline.sql --set barrier_interval_ms=500
     """
+    from headwater.cli.statements import apply_file, check_text
+
     text = read_text(file) if file is not None else ""
-    for _ in parse(text):  # a wrong file is refused before anything starts
-        pass
+    check_text(text)  # a wrong file is refused before anything starts
     settings = _settings(setting or [])
     parse_address(http)
     from headwater.api import Engine
@@ -199,44 +197,6 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, old)
 
 
-def apply_file(engine: Any, text: str) -> None:
-    """Create what is new; a definition that differs is an error; other statements run once per data directory.
-
-    Queries and waiting are for each run; `runtime/applied.py` has the others.
-    """
-    dialect, seen = "", Counter[str]()
-    for statement in parse(text):
-        if isinstance(statement, s.SetVariable):
-            dialect = f"{statement.text};"
-            continue
-        name = getattr(statement, "name", None) if isinstance(statement, _CREATES) else None
-        existing = engine.core.registry.get(name) if name else None
-        if existing is not None:
-            if not same_definition(existing.definition, statement.text):
-                raise UsageError(
-                    "DEFINITION_DIFFERS",
-                    f"{existing.kind} {existing.name} exists with another definition",
-                    detail=f"stored: {existing.definition}",
-                    hint=f"DROP {existing.kind.upper()} {existing.name}, or give the new one another name",
-                )
-            continue
-        if isinstance(statement, _READS):
-            result = engine.execute(dialect + statement.text)[-1]
-            print_result({"columns": result.columns, "rows": result.rows}, "table")
-        elif isinstance(statement, s.Simple) and statement.verb in ("FLUSH", "WAIT"):
-            engine.execute(statement.text)
-        else:
-            key = " ".join(statement.text.split())
-            seen[key] += 1  # the same statement twice in a file is meant twice
-            applied = engine.core.applied
-            if not applied.has_run(statement.text, seen[key]):
-                engine.call(applied.run(statement.text, seen[key], preamble=dialect))
-
-
-_READS: Final = (s.Query, s.Show, s.Describe, s.Explain)
-_CREATES: Final = (s.CreateSource, s.CreateTable, s.CreateTableFrom, s.CreateView, s.CreateSink)
-
-
 def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:
     with Reporter(as_log=Options.log_json) as reporter:
         while not stopping.wait(POLL_S):
@@ -268,6 +228,8 @@ def sql(
 
     Example: headwater sql -c "SELECT * FROM orders LIMIT 5" --format json
     """
+    from headwater.cli.statements import run_statements
+
     if form not in ("table", "csv", "json"):
         raise UsageError("OPTION_VALUE", f"--format {form} is not known", hint="table, csv or json")
     if command is not None and file is not None:
@@ -276,17 +238,6 @@ def sql(
         command = read_text(None if file is None or str(file) == "-" else file)
     with session(data_dir, text=command, make=True) as engine:
         run_statements(engine, command, form)
-
-
-def run_statements(engine: Session, text: str, form: str) -> None:
-    """One by one: results of earlier statements are shown even if a later one fails."""
-    dialect = ""
-    for statement in parse(text):
-        result = engine.run(dialect + statement.text)
-        if isinstance(statement, s.SetVariable):
-            dialect = f"{statement.text}; "
-        elif result is not None:
-            print_result(result, form)
 
 
 # -- status and control ---------------------------------------------------------------------------------------------

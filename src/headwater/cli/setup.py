@@ -19,8 +19,6 @@ import typer
 from headwater.cli.input import read_text
 from headwater.config import check_secrets
 from headwater.errors import HeadwaterError, UsageError
-from headwater.sql import statements as s
-from headwater.sql.parser import parse
 
 if TYPE_CHECKING:
     from headwater.connectors.postgres.catalogue import TableInfo
@@ -90,6 +88,9 @@ def check(
 
 def sources_of(text: str) -> list[SourceToCheck]:
     """The sources of a file, each with its captured tables, in the file's order."""
+    from headwater.sql import statements as s
+    from headwater.sql.parser import parse
+
     sources: dict[str, s.CreateSource] = {}
     tables: dict[str, list[str]] = {}
     for statement in parse(text):
@@ -234,10 +235,11 @@ def _found_tables(config: PostgresConfig) -> list[FoundTable]:
 def _problem(config: PostgresConfig, conn: Any, info: TableInfo) -> str:
     from headwater.connectors.postgres.slots import require_identity
     from headwater.runtime.captured_table import describe_table
+    from headwater.sql.statements import CreateTableFrom
 
     try:
         require_identity(conn, info)
-        describe_table(config, s.CreateTableFrom("", "t", None, (), "s", external_name(info.schema, info.name)))
+        describe_table(config, CreateTableFrom("", "t", None, (), "s", external_name(info.schema, info.name)))
     except HeadwaterError as error:
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return ""

@@ -10,7 +10,6 @@ from sqlglot import exp
 
 from headwater.errors import UsageError
 from headwater.model.schema import Column
-from headwater.model.types import arrow_type
 from headwater.sql import statements as s
 from headwater.sql.cursor import Cursor
 from headwater.sql.reading import parse_query
@@ -216,6 +215,8 @@ def _type(name: str, kind: exp.DataType) -> str:
 
 def check_type(name: str, ddl: str) -> None:
     """Refuses a type that a table cannot store."""
+    from headwater.model.types import arrow_type  # late: commands that only send statements on need no Arrow
+
     try:
         arrow_type(ddl)
     except ValueError:

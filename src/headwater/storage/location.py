@@ -7,13 +7,13 @@ later command on the data directory finds the same meta store. The password is r
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
-
-import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING, Final
 
 from headwater.config import resolve_secret
 from headwater.errors import UsageError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 EMBEDDED: Final = "meta.db"
 URL_FILE: Final = "meta-store.url"
@@ -63,9 +63,12 @@ def _recorded(data_dir: Path) -> str | None:
     return file.read_text(encoding="utf-8").strip() if file.exists() else None
 
 
-def _parsed(url: str) -> sa.URL:
+def _parsed(url: str) -> URL:
+    from sqlalchemy import make_url  # late: every command looks here, and most need no more than whether there is one
+    from sqlalchemy.exc import ArgumentError
+
     try:
-        return sa.make_url(url)
+        return make_url(url)
     except (ArgumentError, ValueError):
         raise UsageError(
             "META_STORE_URL",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headwater.cli.commands import apply_file
+from headwater.cli.statements import apply_file
 from headwater.errors import TransientError
 from headwater.runtime.queries import Result
 
