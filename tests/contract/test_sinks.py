@@ -24,6 +24,7 @@ from sink_world import KINDS, SinkWorld
 pytestmark = pytest.mark.spark
 # Upsert by default, because this is where the merge is; the others append-only, where a repetition shows.
 IN_MEMORY = {"postgres", "mariadb", "kafka", "files", "python"}
+BY_SPARK_TOO = {c.check_batches_arrive_in_order, c.check_crash_at_every_step}
 UPSERT = {c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit}
 
 
@@ -36,8 +37,8 @@ def cases() -> list[Any]:
                     continue
                 usual = (check in UPSERT) != append_only
                 slow = not usual or (kind == "kafka-parallel" and check is not c.check_crash_at_every_step)
-                # The tasks are the same code, and so is what hands them rows: two targets show it each time.
-                slow = slow or (in_memory and kind not in ("postgres", "kafka"))
+                # The same tasks get rows from memory or from Spark: the checks that go through every step show both.
+                slow = slow or (kind in IN_MEMORY and not in_memory and check not in BY_SPARK_TOO)
                 marks = [pytest.mark.slow] if slow else []
                 marks += [pytest.mark.kafka] if kind.startswith("kafka") else []
                 name = f"{kind}-{check.__name__}-{'append-only' if append_only else 'upsert'}"

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 ROOT = Path(__file__).parents[2]
 PAGES = {p.name: p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 NOT_RUN = {"README.md": 1, "spark.md": 3}
+LONG = {"operating.md", "sinks.md", "spark.md"}  # more than half of the time: they start engines, brokers and sessions
 WITH_SHOP = {"concepts.md", "views.md", "sinks.md", "spark.md"}
 SECRETS = ("PGPASSWORD", "DWH_PASSWORD", "META_PASSWORD")
 SOURCE = (
@@ -136,7 +138,12 @@ def lake_table(path: Path) -> None:
     write_deltalake(str(path), rows, configuration={"delta.enableChangeDataFeed": "true"})
 
 
-@pytest.mark.parametrize("name", [n for n in PAGES if any(b.kind != "text" for b in blocks(PAGES[n]))])
+def pages() -> list[Any]:
+    with_examples = [n for n in PAGES if any(b.kind != "text" for b in blocks(PAGES[n]))]
+    return [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in with_examples]
+
+
+@pytest.mark.parametrize("name", pages())
 def test_page_does_what_it_says(prepared: Reader, name: str) -> None:
     prepared.read(PAGES[name])
     prepared.settle()

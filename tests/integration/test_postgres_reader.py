@@ -190,7 +190,7 @@ def _run(coroutine: Any) -> None:
     asyncio.run(asyncio.wait_for(coroutine, 240))  # a guard, not a measure: machines are busy
 
 
-@pytest.mark.parametrize("truncating", [False, True])
+@pytest.mark.parametrize("truncating", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_spool_holds_every_transaction_once_in_order_although_the_reader_is_killed(
     place: Place, truncating: bool
 ) -> None:
