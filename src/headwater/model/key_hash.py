@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
-from numba import njit
 from numpy.typing import NDArray
 
 from headwater.model.vnode import key_text
@@ -24,17 +21,7 @@ def key_hashes(rows: pa.Table, key: tuple[str, ...]) -> NDArray[np.uint64]:
     _, offsets, data = text.buffers()
     starts = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
     raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
-    hashes: NDArray[np.uint64] = _fnv(raw, starts)
+    from headwater.model.fnv import fnv_of_slices  # late: numba is only loaded where rows are touched
+
+    hashes: NDArray[np.uint64] = fnv_of_slices(raw, starts)
     return hashes
-
-
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _fnv(raw: Any, starts: Any) -> Any:
-    """FNV-1a of `raw[starts[i]:starts[i + 1]]` for every i."""
-    out = np.empty(len(starts) - 1, np.uint64)
-    for i in range(len(starts) - 1):
-        value = np.uint64(0xCBF29CE484222325)
-        for j in range(starts[i], starts[i + 1]):
-            value = (value ^ np.uint64(raw[j])) * np.uint64(0x100000001B3)
-        out[i] = value
-    return out

@@ -56,6 +56,7 @@ def _import_common() -> None:
 
     import headwater.connectors.postgres.pgoutput
     import headwater.connectors.postgres.planner
+    import headwater.model.fnv
     import headwater.spark.backfill
     import headwater.spark.capture
     import headwater.spark.compaction
