@@ -229,3 +229,30 @@ def test_a_query_that_spark_refuses_is_a_usage_error(spark: Any) -> None:
     with pytest.raises(UsageError) as caught:
         view.output_schema(spark, plan, SCHEMAS)
     assert caught.value.code == "VIEW_COLUMN_UNTYPED"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select t.id, u.c from t join u on 10 / (t.a - length(u.c)) > 0",
+        "select t.id, u.c from t left join u on t.b = u.a and 10 / (t.a - length(u.c)) > 0",
+        "select t.id from t left semi join u on 10 / (t.a - length(u.c)) > 0",
+        "select count(*) as n, sum(t.a) as s from t join u on t.b = u.a and 10 / (t.a - length(u.c)) > 0",
+        "select q.id, v.c from (select t.id, t.a, u.c from t join u on t.b = u.a) q join u v "
+        "on 10 / (q.a - length(q.c)) = 10 / length(v.c || 'x')",
+    ],
+)
+def test_the_condition_of_a_join_is_not_asked_of_rows_that_never_stood_together(spark: Any, sql: str) -> None:
+    data = tables(spark, random.Random(1))
+    for table in data.values():
+        table.rows.clear()
+    data["t"].put({"id": 1, "a": 1, "b": Decimal("7.00"), "d": None})
+    data["u"].put({"_row_id": 1, "a": 7, "c": ""})
+    live = Live(spark, sql, data)
+    for table in data.values():
+        table.begin()
+    data["t"].put({"id": 1, "a": 2, "b": Decimal("7.00"), "d": None})
+    data["u"].put({"_row_id": 1, "a": 7, "c": "x"})  # with t's row of before, the divisor would be 0
+    live.refresh()
+    live.check()
+    assert live.rows

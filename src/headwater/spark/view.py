@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 
 from headwater.errors import UsageError
 from headwater.model.schema import OP, OP_UPSERT, VIEW_KEY, Column, Schema, quoted
+from headwater.model.types import arrow_type
 from headwater.view.analyse import analysis
 from headwater.view.inputs import FrameText, InputText
 from headwater.view.plan import ViewPlan
@@ -122,7 +123,21 @@ def output_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Sche
                 f"the column {found.name} is NULL without a type",
                 hint=f"write CAST(NULL AS STRING) AS {found.name}",
             )
-    return [Column(found.name, _ddl(found.dataType)) for found in fields]
+    columns = [Column(found.name, _ddl(found.dataType)) for found in fields]
+    for column in columns:
+        _refuse_type(column)
+    return columns
+
+
+def _refuse_type(column: Column) -> None:
+    try:
+        arrow_type(column.type)
+    except ValueError:
+        raise UsageError(
+            "VIEW_COLUMN_TYPE",
+            f"the column {column.name} is of the type {column.type}, which a view cannot store",
+            hint=f"write CAST(… AS STRING) AS {column.name}",
+        ) from None
 
 
 def storage_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Schema]) -> Schema:

@@ -84,7 +84,6 @@ GENERATOR_NAMES: Final = frozenset(
         "stack",
         "json_tuple",
         "window",
-        "session_window",
     ]
 )
 # name -> why the result of a view with it would not be the query's
@@ -182,6 +181,17 @@ def is_aggregate(node: exp.Expr) -> bool:
 def is_generator(expr: exp.Expr) -> bool:
     """Whether an expression gives several rows (or, `window`, none) for one."""
     return any(function_name(node) in GENERATOR_NAMES for node in expr.walk() if isinstance(node, exp.Func))
+
+
+def only_whole(query: exp.Expr) -> str | None:
+    """Why a query has to be recomputed as it was written, whatever its operators; None for most."""
+    if query.find(exp.Collate) is not None:
+        return "of texts that a collation takes for equal, any may stand for the others"
+    if query.find(exp.ArraysZip) is not None:
+        return "arrays_zip names the fields of its result after the columns of the query"
+    if any(function_name(node) == "session_window" for node in query.find_all(exp.Anonymous)):
+        return "where a session ends depends on the rows that follow"
+    return None
 
 
 def _walk(expr: exp.Expr) -> Iterator[exp.Expr]:

@@ -209,6 +209,20 @@ class Limit(Node):
         self.part, self.inputs = (), self.child.inputs
 
 
+def joins(node: Node) -> bool:
+    """Whether there is a join in the tree: one changed row may then touch many."""
+    match node:
+        case Join():
+            return True
+        case Project() | Filter() | Aggregate() | Window() | Limit():
+            return joins(node.child)
+        case UnionAll():
+            return any(joins(branch) for branch, _ in node.branches)
+        case SetOp():
+            return joins(node.left) or joins(node.right)
+    return False
+
+
 def conjuncts(condition: exp.Expr | None) -> list[exp.Expr]:
     """The parts of a condition that AND connects."""
     if condition is None:
