@@ -49,6 +49,8 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
     names = _written_names(written)
     try:
         tree = qualified(written, schema)
+        if not isinstance(tree, exp.Query):
+            raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
         _tables(tree, inputs)  # qualifying made their names lower case, quoted ones too
     except OptimizeError as error:
         raise UsageError(
@@ -59,8 +61,6 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
         ) from None
     except SqlglotError as error:
         raise UsageError("VIEW_NOT_UNDERSTOOD", "the query could not be analysed", detail=_first_line(error)) from None
-    if not isinstance(tree, exp.Query):
-        raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
     _refuse_stars_of_structs(tree)
     columns = _output_names(tree, names, _spellings(written, [inputs[name] for name in tables]))
     _refuse_names(columns)

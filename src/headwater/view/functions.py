@@ -187,6 +187,8 @@ def only_whole(query: exp.Expr) -> str | None:
     """Why a query has to be recomputed as it was written, whatever its operators; None for most."""
     if query.find(exp.Collate) is not None:
         return "of texts that a collation takes for equal, any may stand for the others"
+    if any(not isinstance(star.parent, (exp.Count, exp.Select)) for star in query.find_all(exp.Star)):
+        return "the star in a function stands for the columns of the query"
     if query.find(exp.ArraysZip) is not None:
         return "arrays_zip names the fields of its result after the columns of the query"
     if any(function_name(node) == "session_window" for node in query.find_all(exp.Anonymous)):

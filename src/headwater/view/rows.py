@@ -434,7 +434,7 @@ class Evaluator:
         return self.sql.union(parts)
 
     def _pairs(self, left: Rel, right: Rel, node: Join, kind: str) -> Rel:
-        """Rows of either version that may match: a superset, since what may fail is not asked of pairs that never were."""
+        """Rows of either version that may match: a superset, for what may fail is not asked of pairs that never met."""
         condition = " AND ".join(text_of(exp.paren(part)) for part in total_conjuncts(node))
         return self.sql.join(left, right, condition or None, kind)
 
