@@ -327,3 +327,25 @@ def test_a_column_that_cannot_be_stored_is_refused(spark: Any, value: str) -> No
     with pytest.raises(UsageError, match="cannot store") as caught:
         view.output_schema(spark, analyse(f"select {value} as x from u", SCHEMAS), SCHEMAS)
     assert caught.value.code == "VIEW_COLUMN_TYPE"
+
+
+def test_sums_of_decimals_without_a_digit_to_spare_keep_all_their_digits(spark: Any) -> None:
+    schema = keyed([Column("id", "INT", False), Column("k", "INT"), Column("x", "DECIMAL(38,18)")], ["id"])
+    rows = [{"id": i, "k": 1, "x": Decimal(f"{i}.000000000000000007")} for i in range(3)]
+    data = {"a": MemoryTable(spark, schema, rows)}
+    live = Live(spark, "select k, sum(x) as s from a group by k", data)
+    for change in ({"id": 9, "k": 1, "x": Decimal("0.000000000000000001")}, {"id": 1, "k": 1, "x": None}):
+        data["a"].begin()
+        data["a"].put(change)
+        live.refresh()
+        live.check()
+
+
+def test_a_sum_may_change_by_more_than_its_type_holds(spark: Any) -> None:
+    schema = keyed([Column("id", "INT", False), Column("x", "BIGINT")], ["id"])
+    data = {"a": MemoryTable(spark, schema, [{"id": 1, "x": 9 * 10**18}])}
+    live = Live(spark, "select sum(x) as s, avg(x) as m from a", data)
+    data["a"].begin()
+    data["a"].put({"id": 1, "x": -9 * 10**18})
+    live.refresh()
+    live.check()

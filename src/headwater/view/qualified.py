@@ -1,9 +1,10 @@
 """A view's query with every column's table written out, meaning what it means to Spark. `checks.py` has the refusals.
 
-sqlglot does the most of it. Two things it does for databases in general, and not as Spark does them:
+sqlglot does the most of it. Three things it does for databases in general, and not as Spark does them:
 
     USING    the column of several joins is the left side's in an inner or left join, the right side's in a right join,
              and whichever there is in a full one; sqlglot joins each further table with the first one's column
+    semi     the right side of a semi join has no name for it outside of FROM
     fields   `struct(x AS Total)` names a field of the value, not a column: its case is part of the data
 """
 
@@ -25,7 +26,8 @@ _AS_IT_IS: Final = "case_sensitive"  # what sqlglot itself knows
 def qualified(query: exp.Query, schema: Mapping[str, object]) -> exp.Expr:
     """A copy of the query, qualified; sqlglot's errors for names that cannot be resolved."""
     tree = query.copy()
-    for node in tree.walk():
+    _name_apart(tree, {str(c).lower() for columns in schema.values() if isinstance(columns, dict) for c in columns})
+    for node in list(tree.walk()):
         match node:
             case exp.PropertyEQ() if isinstance(node.parent, exp.Struct):
                 node.this.meta[_AS_IT_IS] = True
@@ -39,6 +41,19 @@ def qualified(query: exp.Query, schema: Mapping[str, object]) -> exp.Expr:
     for select in found.find_all(exp.Select):
         _join_by_merged_columns(select)
     return found
+
+
+def _name_apart(tree: exp.Query, columns: set[str]) -> None:
+    """The right side of a semi join gets a name that no column has: `c.k` would be read as a field of a column c."""
+    for number, join in enumerate(tree.find_all(exp.Join)):
+        name = join.this.alias_or_name.lower()
+        if join.kind not in ("SEMI", "ANTI") or name not in columns:
+            continue
+        join.this.set("alias", exp.TableAlias(this=exp.to_identifier(f"hw_semi_{number}")))
+        on = join.args.get("on")
+        for column in on.find_all(exp.Column) if on is not None else []:
+            if column.table.lower() == name:
+                column.set("table", exp.to_identifier(join.this.alias))
 
 
 def _join_by_merged_columns(select: exp.Select) -> None:

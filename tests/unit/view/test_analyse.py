@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from sqlglot import exp
 
 import view_nexmark
 import view_tpch
@@ -226,3 +227,24 @@ def test_what_depends_on_other_rows_or_on_names_is_recomputed_as_it_was_written(
 def test_any_is_an_aggregate() -> None:
     assert analyse("select a, any(b > 1) as x from t group by a", TABLES).strategy is Strategy.AFFECTED_KEYS
     assert analyse("select id from e where what like any ('a%', 'b%')", TABLES).strategy is Strategy.ROWWISE
+
+
+@pytest.mark.parametrize("on", ["on t.a = b.a and b.c > 'x'", "using (a)"])
+def test_the_right_side_of_a_semi_join_may_be_called_as_a_column_is(on: str) -> None:
+    found = analysis(f"select t.id from t left semi join u as b {on}", TABLES)
+    assert found.plan.strategy is Strategy.AFFECTED_KEYS
+    assert found.query.tree.find(exp.Dot) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("DECIMAL(28,6)", Strategy.ALGEBRAIC),
+        ("DECIMAL(27,9)", Strategy.ALGEBRAIC),
+        ("DECIMAL(28,7)", Strategy.AFFECTED_KEYS),
+        ("DECIMAL(38,18)", Strategy.AFFECTED_KEYS),
+    ],
+)
+def test_sums_are_added_to_only_where_spark_keeps_their_digits(kind: str, strategy: Strategy) -> None:
+    tables = {"x": keyed([Column("id", "INT", False), Column("k", "INT"), Column("n", kind)], ["id"])}
+    assert analyse("select k, sum(n) as s from x group by k", tables).strategy is strategy
