@@ -322,6 +322,18 @@ def test_snapshot_that_fails_after_some_chunks_begins_anew_when_the_row_is_mende
     engine.sql("DROP TABLE text CASCADE")
 
 
+def test_each_input_of_a_union_is_read_once_however_many_chunks_there_are(engine: Engine) -> None:
+    engine.sql("CREATE TABLE long (id INT PRIMARY KEY, t STRING); CREATE TABLE short (id INT PRIMARY KEY, t STRING)")
+    engine.sql("INSERT INTO long SELECT id, id FROM range(40); INSERT INTO short VALUES (1, 'a'), (2, 'b'); FLUSH")
+    query = "SELECT id, t FROM long UNION ALL SELECT id, t FROM short"
+    engine.sql(f"CREATE MATERIALIZED VIEW both WITH (backfill.rate_limit = '15') AS {query}")
+    until(lambda: state(engine, "both") == "live", "the view should become live")
+    assert rows(engine, "SELECT * FROM both") == rows(engine, query)
+    engine.sql("UPDATE short SET t = 'c' WHERE id = 1; DELETE FROM short WHERE id = 2; FLUSH")
+    assert rows(engine, "SELECT * FROM both") == rows(engine, query)
+    engine.sql("DROP TABLE long CASCADE; DROP TABLE short CASCADE")
+
+
 def test_rows_that_statements_wrote_are_counted(engine: Engine) -> None:
     written = "SELECT rows FROM hw_catalog.hw_progress WHERE name = 'counted'"
     engine.sql("CREATE TABLE counted (id INT PRIMARY KEY); INSERT INTO counted VALUES (1), (2); FLUSH")
