@@ -248,3 +248,9 @@ def test_the_right_side_of_a_semi_join_may_be_called_as_a_column_is(on: str) -> 
 def test_sums_are_added_to_only_where_spark_keeps_their_digits(kind: str, strategy: Strategy) -> None:
     tables = {"x": keyed([Column("id", "INT", False), Column("k", "INT"), Column("n", kind)], ["id"])}
     assert analyse("select k, sum(n) as s from x group by k", tables).strategy is strategy
+
+
+@pytest.mark.parametrize("name", ["kll_sketch_agg_bigint", "theta_sketch_agg", "bitmap_and_agg"])
+def test_a_sketch_is_an_aggregate(name: str) -> None:
+    assert analyse(f"select {name}(a) as x from t", TABLES).strategy is Strategy.FULL
+    assert analyse(f"select a, {name}(id) as x from t group by a", TABLES).strategy is Strategy.AFFECTED_KEYS
