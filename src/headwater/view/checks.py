@@ -269,10 +269,10 @@ def _output_names(tree: exp.Query, written: list[str] | None, spellings: Mapping
         name = expr.alias_or_name
         if written is not None and len(written) == len(expressions) and written[i]:
             name = written[i]
+        elif name in spellings:
+            name = spellings[name]
         elif name.startswith("_col_") or not name.isidentifier():
             name = _default_name(expr.unalias(), i)
-        else:
-            name = spellings.get(name, name)
         names.append(name)
     return tuple(names)
 

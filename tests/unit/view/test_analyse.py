@@ -204,8 +204,8 @@ def test_using_joins_with_the_column_that_the_joins_before_it_give(sql: str, joi
 
 
 def test_the_columns_of_a_star_and_the_fields_of_a_struct_are_spelt_as_they_were_written() -> None:
-    tables = {"m": keyed([Column("Id", "INT", False), Column("createdAt", "TIMESTAMP")], ["Id"])}
-    assert analyse("select * from m", tables).columns == ("Id", "createdAt")
+    tables = {"m": keyed([Column("Id", "INT", False), Column("createdAt", "TIMESTAMP"), Column("a b", "INT")], ["Id"])}
+    assert analyse("select * from m", tables).columns == ("Id", "createdAt", "a b")
     assert analyse("select q.*, 1 as One from (select createdat as Then from m) q", tables).columns == ("Then", "One")
     found = analysis("select named_struct('Total', id) as x, cast(id as struct<Yy: int>) as y from m", tables)
     assert "AS `Total`" in found.query.tree.sql("spark")
