@@ -254,6 +254,31 @@ def test_a_view_that_fails_in_the_barrier_that_makes_it_live_has_failed_and_heal
     engine.sql("DROP TABLE late CASCADE")
 
 
+def test_the_epochs_at_which_a_view_had_stopped_cannot_be_read(engine: Engine) -> None:
+    engine.sql("CREATE TABLE stop (id INT PRIMARY KEY, n INT); INSERT INTO stop VALUES (1, 5); FLUSH")
+    created(engine, "go", "SELECT id, 10 / n AS q FROM stop")
+    engine.sql("INSERT INTO stop VALUES (2, 2); FLUSH")
+    before = engine.core.meta.committed_epoch()
+    engine.sql("INSERT INTO stop VALUES (3, 0); FLUSH")
+    until(lambda: state(engine, "go") == "failed", "the view should stop")
+    stopped = engine.core.meta.committed_epoch()
+
+    def refused() -> bool:
+        with pytest.raises(UsageError) as caught:
+            rows(engine, f"SELECT * FROM go VERSION AS OF {stopped}")
+        return caught.value.code == "EPOCH_NOT_AVAILABLE"
+
+    assert refused()
+    engine.sql("DELETE FROM stop WHERE id = 3; INSERT INTO stop VALUES (4, 1); FLUSH; RECOVER")
+    until(lambda: state(engine, "go") == "live", "the view should heal")
+    assert refused()
+    now = engine.core.meta.committed_epoch()
+    for epoch in (before, now):
+        found = rows(engine, f"SELECT * FROM go VERSION AS OF {epoch}")
+        assert found == rows(engine, f"SELECT id, 10 / n AS q FROM stop VERSION AS OF {epoch}")
+    engine.sql("DROP TABLE stop CASCADE")
+
+
 def test_a_failure_that_takes_several_rows_names_no_key(engine: Engine) -> None:
     large = 2**62
     engine.sql(f"CREATE TABLE heap (id INT PRIMARY KEY, n BIGINT); INSERT INTO heap VALUES (1, {large}), (2, {large})")
