@@ -267,6 +267,7 @@ def test_the_condition_of_a_join_is_not_asked_of_rows_that_never_stood_together(
         "select z, t.id from v join (select id, a as z from t) t using (z)",
         "select * from (select a, id from t) t full join u using (a)",
         "select id, to_json(named_struct('Total', a, 'B', b)) as j from t",
+        "select id, array(named_struct('a b', a, 'C', map('x', struct(b)))) as s from t",
         "select id, arrays_zip(array(a), array(b)) as z from t",
         "select a, any(b > 1) as x from t group by a",
         "select id, to_json(struct(*)) as j from t where a > 1",

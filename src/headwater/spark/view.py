@@ -153,8 +153,21 @@ def _empty_source(spark: SparkSession, name: str, schema: Schema) -> Source:
 
 
 def _ddl(kind: T.DataType) -> str:
-    text: str = kind.simpleString()
-    return text if isinstance(kind, (T.StructType, T.ArrayType, T.MapType)) else text.upper()
+    nested = isinstance(kind, (T.StructType, T.ArrayType, T.MapType))
+    return _nested(kind) if nested else str(kind.simpleString()).upper()
+
+
+def _nested(kind: T.DataType) -> str:
+    """As `simpleString`, with fields in quotes whose names are no plain words: Spark reads it again."""
+    match kind:
+        case T.ArrayType():
+            return f"array<{_nested(kind.elementType)}>"
+        case T.MapType():
+            return f"map<{_nested(kind.keyType)},{_nested(kind.valueType)}>"
+        case T.StructType():
+            names = [f.name if f.name.isidentifier() else quoted(f.name) for f in kind.fields]
+            return f"struct<{','.join(f'{n}:{_nested(f.dataType)}' for n, f in zip(names, kind.fields, strict=True))}>"
+    return str(kind.simpleString())
 
 
 # -- rows and changes
