@@ -55,6 +55,7 @@ VIEWS: Final[dict[str, str]] = {
     "NON_DETERMINISTIC": "a function whose result changes by itself cannot be kept up to date",
     "TYPE_UNKNOWN": "the type that a function is said to return is none of Spark's",
     "VIEW_COLUMN_RESERVED": "a column name of the view begins with an underscore",
+    "VIEW_COLUMN_TYPE": "a column of the view has a type that cannot be stored",
     "VIEW_COLUMN_UNTYPED": "a column of the view is NULL without a type",
     "VIEW_CREATING": "the view is still being created; WAIT, or see hw_progress",
     "VIEW_DUPLICATE_COLUMN": "the view's query has two columns of one name",

@@ -254,6 +254,31 @@ def test_a_view_that_fails_in_the_barrier_that_makes_it_live_has_failed_and_heal
     engine.sql("DROP TABLE late CASCADE")
 
 
+def test_the_epochs_at_which_a_view_had_stopped_cannot_be_read(engine: Engine) -> None:
+    engine.sql("CREATE TABLE stop (id INT PRIMARY KEY, n INT); INSERT INTO stop VALUES (1, 5); FLUSH")
+    created(engine, "go", "SELECT id, 10 / n AS q FROM stop")
+    engine.sql("INSERT INTO stop VALUES (2, 2); FLUSH")
+    before = engine.core.meta.committed_epoch()
+    engine.sql("INSERT INTO stop VALUES (3, 0); FLUSH")
+    until(lambda: state(engine, "go") == "failed", "the view should stop")
+    stopped = engine.core.meta.committed_epoch()
+
+    def refused() -> bool:
+        with pytest.raises(UsageError) as caught:
+            rows(engine, f"SELECT * FROM go VERSION AS OF {stopped}")
+        return caught.value.code == "EPOCH_NOT_AVAILABLE"
+
+    assert refused()
+    engine.sql("DELETE FROM stop WHERE id = 3; INSERT INTO stop VALUES (4, 1); FLUSH; RECOVER")
+    until(lambda: state(engine, "go") == "live", "the view should heal")
+    assert refused()
+    now = engine.core.meta.committed_epoch()
+    for epoch in (before, now):
+        found = rows(engine, f"SELECT * FROM go VERSION AS OF {epoch}")
+        assert found == rows(engine, f"SELECT id, 10 / n AS q FROM stop VERSION AS OF {epoch}")
+    engine.sql("DROP TABLE stop CASCADE")
+
+
 def test_a_failure_that_takes_several_rows_names_no_key(engine: Engine) -> None:
     large = 2**62
     engine.sql(f"CREATE TABLE heap (id INT PRIMARY KEY, n BIGINT); INSERT INTO heap VALUES (1, {large}), (2, {large})")
@@ -320,6 +345,18 @@ def test_snapshot_that_fails_after_some_chunks_begins_anew_when_the_row_is_mende
     until(lambda: state(engine, "numbers") == "live", "the view did not begin anew")
     assert rows(engine, "SELECT * FROM numbers") == rows(engine, query)
     engine.sql("DROP TABLE text CASCADE")
+
+
+def test_each_input_of_a_union_is_read_once_however_many_chunks_there_are(engine: Engine) -> None:
+    engine.sql("CREATE TABLE long (id INT PRIMARY KEY, t STRING); CREATE TABLE short (id INT PRIMARY KEY, t STRING)")
+    engine.sql("INSERT INTO long SELECT id, id FROM range(40); INSERT INTO short VALUES (1, 'a'), (2, 'b'); FLUSH")
+    query = "SELECT id, t FROM long UNION ALL SELECT id, t FROM short"
+    engine.sql(f"CREATE MATERIALIZED VIEW both WITH (backfill.rate_limit = '15') AS {query}")
+    until(lambda: state(engine, "both") == "live", "the view should become live")
+    assert rows(engine, "SELECT * FROM both") == rows(engine, query)
+    engine.sql("UPDATE short SET t = 'c' WHERE id = 1; DELETE FROM short WHERE id = 2; FLUSH")
+    assert rows(engine, "SELECT * FROM both") == rows(engine, query)
+    engine.sql("DROP TABLE long CASCADE; DROP TABLE short CASCADE")
 
 
 def test_rows_that_statements_wrote_are_counted(engine: Engine) -> None:

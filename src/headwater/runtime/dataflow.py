@@ -143,7 +143,7 @@ class Dataflow:
             self.live_views.join(view)
         # A write that was under way at the PAUSE is in this barrier: the views have it at the same epoch (I4).
         if not barrier.paused or not self._paused_before(barrier) or joining or self.live_views.are_fed_by(staged):
-            await self.live_views.stage(contribution, staged)
+            await self.live_views.stage(contribution, staged, int(barrier.epoch.prev))
         for segments in staged.segments.values():
             contribution.segments_added += segments
             self.uncommitted += [(int(barrier.epoch.prev), s) for s in segments]

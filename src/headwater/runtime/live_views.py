@@ -38,6 +38,7 @@ class LiveViews:
         self.flow = flow
         self.core = flow.core
         self.states: dict[int, ViewState] = {}
+        self.epoch = 0  # the one that is being staged
 
     def rebuild(self) -> None:
         """Every view that has entered the lane, as of the last committed epoch."""
@@ -94,7 +95,8 @@ class LiveViews:
             log.reset = self.core.meta.was_reset(input_id, view.consumed_epoch, self.flow.committed_epoch)
         self.states[view.job.id] = view
 
-    async def stage(self, contribution: Contribution, staged: Staged) -> None:
+    async def stage(self, contribution: Contribution, staged: Staged, epoch: int) -> None:
+        self.epoch = epoch
         for view in self.states.values():
             for input_id, log in view.inputs.items():
                 self._extend(log, input_id, staged)
@@ -228,4 +230,8 @@ class LiveViews:
     def _recovered(self, view: ViewState, contribution: Contribution) -> None:
         view.failed = False
         contribution.pins_dropped.append(f"job:{view.job.id}")
+        # The epochs in between cannot be read: their rows of the view are not those of its inputs (I4).
+        oldest = self.core.meta.oldest_epoch()
+        gaps = [gap for gap in self.core.meta.state(view.job.id, "gaps") or [] if gap[1] > oldest]
+        contribution.states[(view.job.id, "gaps")] = [*gaps, [view.consumed_epoch, self.epoch]]
         contribution.job_updates.setdefault(view.job.id, {})["state"] = "live"

@@ -133,6 +133,13 @@ class Queries:
                 detail=f"retained: {first} to {last}",
                 hint="SELECT epoch FROM hw_catalog.hw_epochs",
             )
+        if self.core.meta.had_stopped(job, epoch):
+            raise UsageError(
+                "EPOCH_NOT_AVAILABLE",
+                f"view {job.name} had stopped at epoch {epoch}",
+                detail="it had failed before, and had not yet recovered",
+                hint="hw_catalog.hw_errors says why, and when; choose an epoch before that, or a later one",
+            )
         return epoch
 
     def _at_timestamp(self, job: JobRow, text: str) -> int:

@@ -195,7 +195,8 @@ class OpenTable:
         first = max(
             self.meta.oldest_epoch(), self.job.live_epoch if self.job.kind == "view" else self.job.created_epoch
         )
-        if not first <= epoch <= last or not self.meta.epochs_between(epoch - 1, epoch):
+        known = first <= epoch <= last and self.meta.epochs_between(epoch - 1, epoch)
+        if not known or self.meta.had_stopped(self.job, epoch):
             raise self._not_available(epoch, first, last)
         return epoch
 

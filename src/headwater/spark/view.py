@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 
 from headwater.errors import UsageError
 from headwater.model.schema import OP, OP_UPSERT, VIEW_KEY, Column, Schema, quoted
+from headwater.model.types import arrow_type
 from headwater.view.analyse import analysis
 from headwater.view.inputs import FrameText, InputText
 from headwater.view.plan import ViewPlan
@@ -122,7 +123,21 @@ def output_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Sche
                 f"the column {found.name} is NULL without a type",
                 hint=f"write CAST(NULL AS STRING) AS {found.name}",
             )
-    return [Column(found.name, _ddl(found.dataType)) for found in fields]
+    columns = [Column(found.name, _ddl(found.dataType)) for found in fields]
+    for column in columns:
+        _refuse_type(column)
+    return columns
+
+
+def _refuse_type(column: Column) -> None:
+    try:
+        arrow_type(column.type)
+    except ValueError:
+        raise UsageError(
+            "VIEW_COLUMN_TYPE",
+            f"the column {column.name} is of the type {column.type}, which a view cannot store",
+            hint=f"write CAST(… AS STRING) AS {column.name}",
+        ) from None
 
 
 def storage_schema(spark: SparkSession, plan: ViewPlan, inputs: Mapping[str, Schema]) -> Schema:
@@ -138,8 +153,21 @@ def _empty_source(spark: SparkSession, name: str, schema: Schema) -> Source:
 
 
 def _ddl(kind: T.DataType) -> str:
-    text: str = kind.simpleString()
-    return text if isinstance(kind, (T.StructType, T.ArrayType, T.MapType)) else text.upper()
+    nested = isinstance(kind, (T.StructType, T.ArrayType, T.MapType))
+    return _nested(kind) if nested else str(kind.simpleString()).upper()
+
+
+def _nested(kind: T.DataType) -> str:
+    """As `simpleString`, with fields in quotes whose names are no plain words: Spark reads it again."""
+    match kind:
+        case T.ArrayType():
+            return f"array<{_nested(kind.elementType)}>"
+        case T.MapType():
+            return f"map<{_nested(kind.keyType)},{_nested(kind.valueType)}>"
+        case T.StructType():
+            names = [f.name if f.name.isidentifier() else quoted(f.name) for f in kind.fields]
+            return f"struct<{','.join(f'{n}:{_nested(f.dataType)}' for n, f in zip(names, kind.fields, strict=True))}>"
+    return str(kind.simpleString())
 
 
 # -- rows and changes

@@ -7,7 +7,7 @@ algebraic one adds them to the accumulators that earlier chunks gave, as if they
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -107,6 +107,8 @@ def chunk_segments(
     first = start == Position(0)
     with explained("VIEW_FAILED"):
         if first or plan.strategy is Strategy.ROWWISE:
+            if not first:  # the other inputs of a UNION ALL were read as a whole with the first chunk
+                sources = {name: _nothing(core, i, inputs[name][0]) for i, name in enumerate(sorted(inputs))}
             sources[driving] = Source(FrameText(number, state.schema, False), {f"{number}_after": chunk})
             return write_view(core, view, inputs, initial(core.spark, plan, sources), kind="base", tasks=tasks)
         frames: dict[str, Callable[[], DataFrame]] = {
@@ -118,6 +120,11 @@ def chunk_segments(
         sources[driving] = Source(FrameText(number, state.schema, True), frames)
         current = segment_source(core.reader(view.schema), "current", view)
         return write_view(core, view, inputs, refresh(core.spark, plan, sources, current), kind="delta", tasks=tasks)
+
+
+def _nothing(core: Any, number: int, state: TableState) -> Source:
+    """An input without rows."""
+    return segment_source(core.reader(state.schema), number, replace(state, segments=[]))
 
 
 def _rows(core: Any, state: TableState, where: Column, tasks: int | None = None) -> Callable[[], DataFrame]:

@@ -304,6 +304,13 @@ class MetaStore:
             query = sa.select(t.job_states.c.value).where(t.job_states.c.job_id == job_id, t.job_states.c.part == part)
             return db.execute(query).scalar()
 
+    def had_stopped(self, job: JobRow, epoch: int) -> bool:
+        """Whether a view was not what its inputs were at an epoch: it had failed before, and recovered after it."""
+        if job.kind != "view":
+            return False
+        now = [(self.state(job.id, "consumed") or 0, MAX_EPOCH)] if job.state == "failed" else []
+        return any(after < epoch < until for after, until in [*(self.state(job.id, "gaps") or []), *now])
+
     def states(self, job_id: int) -> dict[str, Any]:
         with self.read() as db:
             rows = db.execute(sa.select(t.job_states).where(t.job_states.c.job_id == job_id))

@@ -15,9 +15,9 @@ from sqlglot import exp
 
 from headwater.view import exact
 from headwater.view.plan import COUNT
-from headwater.view.safety import any_may_fail, is_eager, may_fail
+from headwater.view.safety import any_may_fail, is_eager, may_fail, total_conjuncts
 from headwater.view.scope import Unsupported
-from headwater.view.tree import Aggregate, Filter, Join, Node, Project, Scan, UnionAll
+from headwater.view.tree import Aggregate, Filter, Join, Node, Project, Scan, UnionAll, conjuncts
 
 Kind = Literal["count", "sum", "avg", "min", "max"]
 # precision + scale of a decimal whose average can be rounded exactly within 38 digits (`algebraic.py` has the formula).
@@ -106,7 +106,7 @@ def fallible_above_a_join(root: Aggregate, types: Mapping[str, str]) -> bool:
             case Filter():
                 stack.append((node.child, fallible or may_fail(node.condition, types)))
             case Join():
-                if fallible:
+                if fallible or len(total_conjuncts(node, types)) < len(conjuncts(node.condition)):
                     return True
                 stack += [(node.left, False), (node.right, False)]
             case UnionAll():
@@ -149,6 +149,8 @@ def _accumulator(i: int, column: str, expr: exp.Expr, types: Mapping[str, str]) 
             raise Unsupported(f"{_label(expr)} over a type that cannot be subtracted exactly")
         if isinstance(expr, exp.Avg) and not kind[0] and kind[1] + kind[2] > AVG_DIGITS:
             raise Unsupported("avg over decimals of so many digits has no room for exact rounding")
+        if not exact.can_be_added(exact.sum_type(kind)):
+            raise Unsupported(f"{_label(expr)} over decimals of so many digits has no room for exact addition")
         name: Kind = "sum" if isinstance(expr, exp.Sum) else "avg"
         return Accumulator(column, name, argument, value, exact.name(exact.sum_type(kind)), rows)
     if isinstance(expr, (exp.Min, exp.Max)) and not expr.expressions:

@@ -139,9 +139,7 @@ class AlgebraicRefresh:
             argument = _argument(acc)
             added, removed = (f"CASE WHEN {_SIGN} {sign} 0 THEN {argument} END" for sign in "><")
             if acc.kind in ("sum", "avg"):
-                zero = f"CAST(0 AS {acc.value_type})"
-                total = f"coalesce(sum({added}), {zero}) - coalesce(sum({removed}), {zero})"
-                columns[f"_hw_d{acc.value}"] = f"CAST({total} AS {acc.value_type})"
+                columns[f"_hw_d{acc.value}"] = _difference(acc, f"sum({added})", f"sum({removed})")
             elif acc.kind in ("min", "max"):
                 columns[f"_hw_d{acc.value}"] = f"{acc.kind}({added})"
                 columns[f"_hw_r{acc.value}"] = f"{acc.kind}({removed})"
@@ -204,6 +202,14 @@ class AlgebraicRefresh:
 
 def _argument(acc: Accumulator) -> str:
     return "1" if acc.argument is None else text_of(acc.argument)
+
+
+def _difference(acc: Accumulator, added: str, removed: str) -> str:
+    """What changes add to a sum. Of integers it may be twice as large as any sum: from 9e18 to -9e18."""
+    kind = exact.number(acc.value_type)
+    wide = "DECIMAL(20,0)" if kind is not None and kind[0] else acc.value_type
+    total = " - ".join(f"coalesce(CAST({part} AS {wide}), CAST(0 AS {wide}))" for part in (added, removed))
+    return total if wide != acc.value_type else f"CAST({total} AS {wide})"
 
 
 def _projects(root: Node) -> list[Project]:

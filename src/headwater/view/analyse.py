@@ -20,6 +20,7 @@ from sqlglot import exp
 from headwater.model.schema import Schema
 from headwater.view.algebra import Algebra, algebra
 from headwater.view.checks import Query, read
+from headwater.view.functions import only_whole
 from headwater.view.lower import Lowering, Relation
 from headwater.view.plan import PART, Strategy, ViewPlan, expected_jobs
 from headwater.view.scope import Unsupported
@@ -66,6 +67,8 @@ def _analysis(sql: str, inputs: tuple[tuple[str, Schema], ...]) -> Analysis:
     reasons: list[str] = []
     lowering = Lowering(dict(inputs))
     try:
+        if whole := only_whole(query.tree):
+            raise Unsupported(whole)
         relation = lowering.query(query.tree.copy(), {})
         if size(relation.node) > MAX_OPERATORS:
             raise Unsupported(f"the query has more than {MAX_OPERATORS} operators")

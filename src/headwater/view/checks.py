@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import OptimizeError, ParseError, SqlglotError
-from sqlglot.optimizer.qualify import qualify
 from sqlglot.optimizer.scope import traverse_scope
 
 from headwater.errors import UsageError
@@ -24,6 +23,7 @@ from headwater.view.functions import (
     function_name,
     is_aggregate,
 )
+from headwater.view.qualified import qualified
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,9 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
     schema: dict[str, object] = {name: {c.name: c.type for c in inputs[name].visible} for name in tables}
     names = _written_names(written)
     try:
-        tree = qualify(written.copy(), schema=schema, dialect="spark")
+        tree = qualified(written, schema)
+        if not isinstance(tree, exp.Query):
+            raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
         _tables(tree, inputs)  # qualifying made their names lower case, quoted ones too
     except OptimizeError as error:
         raise UsageError(
@@ -59,10 +61,8 @@ def read(sql: str, inputs: Mapping[str, Schema]) -> Query:
         ) from None
     except SqlglotError as error:
         raise UsageError("VIEW_NOT_UNDERSTOOD", "the query could not be analysed", detail=_first_line(error)) from None
-    if not isinstance(tree, exp.Query):
-        raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query")
     _refuse_stars_of_structs(tree)
-    columns = _output_names(tree, names)
+    columns = _output_names(tree, names, _spellings(written, [inputs[name] for name in tables]))
     _refuse_names(columns)
     return Query(tree, tables, columns)
 
@@ -80,6 +80,9 @@ def _parse(sql: str) -> exp.Query:
             "VIEW_NOT_UNDERSTOOD", "the query could not be parsed", detail=_first_line(error), hint=hint
         ) from None
     parsed = parsed.unnest()
+    for found in list(parsed.find_all(exp.Any)):
+        if not isinstance(found.parent, exp.Binary):  # `LIKE ANY (…)` is another thing
+            found.replace(exp.LogicalOr(this=found.this.unnest()))
     if not isinstance(parsed, exp.Query):
         raise UsageError("VIEW_NOT_A_QUERY", "a materialized view needs a query", hint="CREATE … AS SELECT …")
     return parsed
@@ -250,7 +253,14 @@ def _written_names(query: exp.Query) -> list[str] | None:
     return names
 
 
-def _output_names(tree: exp.Query, written: list[str] | None) -> tuple[str, ...]:
+def _spellings(written: exp.Query, inputs: list[Schema]) -> dict[str, str]:
+    """How the columns that a star stands for are spelt, by their names in lower case, as qualifying makes them."""
+    columns = [c.name for schema in inputs for c in schema.visible]
+    aliases = [e.alias for e in written.find_all(exp.Alias)]
+    return {name.lower(): name for name in [*reversed(columns), *aliases]}
+
+
+def _output_names(tree: exp.Query, written: list[str] | None, spellings: Mapping[str, str]) -> tuple[str, ...]:
     expressions = [
         part for e in _leftmost(tree).expressions for part in (e.aliases if isinstance(e, exp.Aliases) else [e])
     ]
@@ -259,6 +269,8 @@ def _output_names(tree: exp.Query, written: list[str] | None) -> tuple[str, ...]
         name = expr.alias_or_name
         if written is not None and len(written) == len(expressions) and written[i]:
             name = written[i]
+        elif name in spellings:
+            name = spellings[name]
         elif name.startswith("_col_") or not name.isidentifier():
             name = _default_name(expr.unalias(), i)
         names.append(name)

@@ -17,6 +17,7 @@ _INTEGERS: Final = {"TINYINT": 1, "BYTE": 1, "SMALLINT": 2, "SHORT": 2, "INT": 3
 _DIGITS: Final = {1: 3, 2: 5, 3: 10, 4: 20}  # decimal digits that Spark takes an integer type for
 _INTEGER_NAMES: Final = {1: "TINYINT", 2: "SMALLINT", 3: "INT", 4: "BIGINT"}
 _MAX_PRECISION: Final = 38
+_KEPT_SCALE: Final = 6  # what Spark keeps at least of the scale where digits run out
 _TEXTS: Final = (exp.Upper, exp.Lower, exp.Trim, exp.Substring, exp.Concat)
 
 Number = tuple[int, int, int]  # (integer rank or 0, precision, scale)
@@ -107,6 +108,12 @@ def sum_type(kind: Number) -> Number:
     """The type of `sum` over a number."""
     rank, precision, scale = kind
     return (4, 20, 0) if rank else (0, min(precision + 10, _MAX_PRECISION), scale)
+
+
+def can_be_added(kind: Number) -> bool:
+    """Whether + of two such numbers keeps all their digits: with none to spare, Spark shortens a scale beyond 6."""
+    rank, precision, scale = kind
+    return bool(rank) or precision < _MAX_PRECISION or scale <= _KEPT_SCALE
 
 
 def plain_type(expr: exp.Expr, types: Mapping[str, str]) -> str | None:

@@ -15,6 +15,7 @@ AGGREGATE_NAMES: Final = frozenset(
         "bit_and",
         "bit_or",
         "bit_xor",
+        "bitmap_and_agg",
         "bitmap_construct_agg",
         "bitmap_or_agg",
         "bool_and",
@@ -33,6 +34,12 @@ AGGREGATE_NAMES: Final = frozenset(
         "grouping",
         "grouping_id",
         "histogram_numeric",
+        "kll_merge_agg_bigint",
+        "kll_merge_agg_double",
+        "kll_merge_agg_float",
+        "kll_sketch_agg_bigint",
+        "kll_sketch_agg_double",
+        "kll_sketch_agg_float",
         "kurtosis",
         "last",
         "last_value",
@@ -62,6 +69,9 @@ AGGREGATE_NAMES: Final = frozenset(
         "stddev_pop",
         "stddev_samp",
         "string_agg",
+        "theta_intersection_agg",
+        "theta_sketch_agg",
+        "theta_union_agg",
         "try_avg",
         "try_sum",
         "var_pop",
@@ -84,7 +94,6 @@ GENERATOR_NAMES: Final = frozenset(
         "stack",
         "json_tuple",
         "window",
-        "session_window",
     ]
 )
 # name -> why the result of a view with it would not be the query's
@@ -182,6 +191,19 @@ def is_aggregate(node: exp.Expr) -> bool:
 def is_generator(expr: exp.Expr) -> bool:
     """Whether an expression gives several rows (or, `window`, none) for one."""
     return any(function_name(node) in GENERATOR_NAMES for node in expr.walk() if isinstance(node, exp.Func))
+
+
+def only_whole(query: exp.Expr) -> str | None:
+    """Why a query has to be recomputed as it was written, whatever its operators; None for most."""
+    if query.find(exp.Collate) is not None:
+        return "of texts that a collation takes for equal, any may stand for the others"
+    if any(not isinstance(star.parent, (exp.Count, exp.Select)) for star in query.find_all(exp.Star)):
+        return "the star in a function stands for the columns of the query"
+    if query.find(exp.ArraysZip) is not None:
+        return "arrays_zip names the fields of its result after the columns of the query"
+    if any(function_name(node) == "session_window" for node in query.find_all(exp.Anonymous)):
+        return "where a session ends depends on the rows that follow"
+    return None
 
 
 def _walk(expr: exp.Expr) -> Iterator[exp.Expr]:

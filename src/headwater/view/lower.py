@@ -16,7 +16,7 @@ from sqlglot import exp
 from headwater.model.schema import Schema
 from headwater.view.exact import alike, plain_type
 from headwater.view.functions import aggregate_units, is_generator, window_units
-from headwater.view.scope import Cte, Scope, Unsupported
+from headwater.view.scope import Cte, Scope, Unsupported, outer_joined
 from headwater.view.tree import (
     Aggregate,
     Join,
@@ -164,8 +164,19 @@ class Lowering:
 
     def joined(self, left: Node, right: Node, kind: JoinKind, condition: exp.Expr | None) -> Join:
         pairs = equi_pairs(condition, left.columns, right.columns)
-        coalesced = tuple(self.fresh("key") for _ in pairs) if kind == "full" else ()
-        return Join(left, right, kind, condition, coalesced, tuple(alike(a, b, self.kinds) for a, b in pairs))
+        same = tuple(alike(a, b, self.kinds) for a, b in pairs)
+        if kind != "full":
+            return Join(left, right, kind, condition, (), same)
+        coalesced = tuple(self.fresh("key") for _ in pairs)
+        if any(self.never_null(name, side) for side in (left, right) for name in side.key):
+            return Join(left, right, kind, condition, coalesced, same)
+        there = self.fresh("there")
+        left = Project(left, {there: exp.Literal.number(1)})
+        return Join(left, right, kind, condition, coalesced, same, (there,))
+
+    def never_null(self, name: str, below: Node) -> bool:
+        """Whether a column has a value in every row of an operator."""
+        return name in self.not_null and not outer_joined(name, below)
 
     # -- GROUP BY, windows, SELECT list
 

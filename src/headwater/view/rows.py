@@ -22,7 +22,7 @@ from headwater.model.schema import OP, OP_DELETE, quoted
 from headwater.view.inputs import InputText, Version
 from headwater.view.keys import canonical
 from headwater.view.relations import Rel, Sql, text_of
-from headwater.view.safety import any_may_fail, may_fail
+from headwater.view.safety import any_may_fail, may_fail, total_conjuncts
 from headwater.view.tree import (
     Aggregate,
     Filter,
@@ -37,6 +37,7 @@ from headwater.view.tree import (
     Window,
     col,
     column_names,
+    joins,
     substitute,
 )
 
@@ -331,19 +332,19 @@ class Evaluator:
     def _inner_touched(self, node: Join) -> Rel:
         parts = []
         if (left := self.touched(node.left)) is not None:
-            parts.append(self.join(left.few(), self.everything(node.right), node))
+            parts.append(self._pairs(left.few(), self.everything(node.right), node, "inner"))
         if (right := self.touched(node.right)) is not None:
-            parts.append(self.join(self.everything(node.left), right.few(), node))
+            parts.append(self._pairs(self.everything(node.left), right.few(), node, "inner"))
         return self.sql.union(parts)
 
     def _left_touched(self, node: Join) -> Rel:
         """Matches, and every left row of theirs without a match: it may have none in one of the versions."""
         parts = []
         if (left := self.touched(node.left)) is not None:
-            matches = self.join(left.few(), self.everything(node.right), node, "inner")
+            matches = self._pairs(left.few(), self.everything(node.right), node, "inner")
             parts += [matches, self._unmatched(left, matches, node)]
         if (right := self.touched(node.right)) is not None:
-            matches = self.join(self.everything(node.left), right.few(), node, "inner")
+            matches = self._pairs(self.everything(node.left), right.few(), node, "inner")
             parts += [matches, self._unmatched(matches, matches, node)]
         return self.sql.union(parts)
 
@@ -358,7 +359,7 @@ class Evaluator:
         if (left := self.touched(node.left)) is not None:
             parts.append(left)
         if (right := self.touched(node.right)) is not None:
-            parts.append(self.join(self.everything(node.left), right.few(), node, "semi"))
+            parts.append(self._pairs(self.everything(node.left), right.few(), node, "semi"))
         return self.sql.union(parts)
 
     def everything(self, node: Node, needed: Collection[str] | None = None) -> Rel:
@@ -377,7 +378,7 @@ class Evaluator:
             case Filter() if not _needs_true_rows(node):
                 return self.sql.where(self.everything(node.child), text_of(node.condition))
             case Join(kind="inner"):
-                return self.join(self.everything(node.left), self.everything(node.right), node)
+                return self._pairs(self.everything(node.left), self.everything(node.right), node, "inner")
         touched = self.touched(node)
         return self.rows(node) if touched is None else self.sql.union([self.rows(node), touched])
 
@@ -417,7 +418,7 @@ class Evaluator:
         if (right := self.touched(node.right)) is not None:
             condition = column_names(node.condition) if node.condition is not None else set()
             needed = {*columns, *(condition & set(node.left.columns))}
-            partners = self.join(self.everything(node.left, needed), right.few(), node, "semi")
+            partners = self._pairs(self.everything(node.left, needed), right.few(), node, "semi")
             parts.append(self.sql.keep(partners, columns))
         return self.sql.union(parts)
 
@@ -432,12 +433,16 @@ class Evaluator:
                 )
         return self.sql.union(parts)
 
-    def join(self, left: Rel, right: Rel, node: Join, kind: str | None = None) -> Rel:
-        """The two sides joined as the node says, or as another kind."""
-        kind = kind or node.kind
+    def _pairs(self, left: Rel, right: Rel, node: Join, kind: str) -> Rel:
+        """Rows of either version that may match: a superset, for what may fail is not asked of pairs that never met."""
+        condition = " AND ".join(text_of(exp.paren(part)) for part in total_conjuncts(node))
+        return self.sql.join(left, right, condition or None, kind)
+
+    def join(self, left: Rel, right: Rel, node: Join) -> Rel:
+        """The two sides joined as the node says."""
         condition = text_of(node.condition) if node.condition is not None else None
-        rel = self.sql.join(left, right, condition, kind)
-        if kind == "full" and node.coalesced:
+        rel = self.sql.join(left, right, condition, node.kind)
+        if node.kind == "full" and node.coalesced:
             pairs = zip(node.coalesced, node.equi, strict=True)
             rel = self.sql.extend(rel, {name: f"coalesce({text_of(a)}, {text_of(b)})" for name, (a, b) in pairs})
         return rel
@@ -482,20 +487,6 @@ def _needs_true_rows(node: Node) -> bool:
             return joins(node.child) and any_may_fail(node.exprs.values())
         case Filter():
             return joins(node.child) and may_fail(node.condition)
-    return False
-
-
-def joins(node: Node) -> bool:
-    """Whether there is a join in the tree: one changed row may then touch many."""
-    match node:
-        case Join():
-            return True
-        case Project() | Filter() | Aggregate() | Window() | Limit():
-            return joins(node.child)
-        case UnionAll():
-            return any(joins(branch) for branch, _ in node.branches)
-        case SetOp():
-            return joins(node.left) or joins(node.right)
     return False
 
 

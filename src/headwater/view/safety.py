@@ -12,6 +12,8 @@ from typing import Final
 
 from sqlglot import exp
 
+from headwater.view.tree import Join, Node, conjuncts, joins
+
 _TOTAL: Final = (
     exp.Column,
     exp.Identifier,
@@ -92,6 +94,22 @@ def _fallible(node: exp.Expr, types: Mapping[str, str]) -> bool:
         # A literal is cast when the query is analysed; everything has a text. (CAST and TRY_CAST read alike here.)
         return not (isinstance(node.this, exp.Literal) or node.to.is_type("text"))
     return not isinstance(node, _TOTAL)
+
+
+def total_conjuncts(node: Join, types: Mapping[str, str] = _NO_TYPES) -> list[exp.Expr]:
+    """The parts of a join's condition that no pair of rows makes fail, whichever versions the two are of.
+
+    An equality asks each side for itself: it may fail on rows of that side, but not because of the pair, unless the
+    side is made of pairs too.
+    """
+    sides = {id(one.parent): ((node.left, one), (node.right, two)) for one, two in node.equi}
+    return [part for part in conjuncts(node.condition) if not _fails_on_pairs(part, sides.get(id(part)), types)]
+
+
+def _fails_on_pairs(part: exp.Expr, sides: tuple[tuple[Node, exp.Expr], ...] | None, types: Mapping[str, str]) -> bool:
+    if sides is None:
+        return may_fail(part, types)
+    return any(joins(side) and may_fail(value, types) for side, value in sides)
 
 
 def is_eager(expr: exp.Expr) -> bool:

@@ -191,9 +191,7 @@ class Scope:
         self.node = self.lowering.joined(self.node, node, kind, condition)
 
     def _never_null(self, expr: exp.Expr, below: Node) -> bool:
-        if not isinstance(expr, exp.Column) or expr.name not in self.lowering.not_null:
-            return False
-        return not _outer_joined(expr.name, below)
+        return isinstance(expr, exp.Column) and self.lowering.never_null(expr.name, below)
 
     # -- scalar subqueries
 
@@ -253,7 +251,7 @@ def _tests_rows(node: exp.Expr) -> bool:
     return isinstance(node, exp.Exists) and node.args.get("expression") is None
 
 
-def _outer_joined(name: str, below: Node) -> bool:
+def outer_joined(name: str, below: Node) -> bool:
     """Whether a column may be NULL because an outer join made it so."""
     stack: list[Node] = [below]
     while stack:

@@ -88,6 +88,9 @@ class Filter(Node):
 class Join(Node):
     """A join; a right join is a left join with the sides swapped. `coalesced` are a full join's merged key columns.
 
+    `there` is a column that is never NULL in the left side's rows, for a full join whose sides' keys may all be: it
+    tells a row without a partner on the left from one without a partner on the right.
+
     `alike` says of each pair of `equi` whether both are surely of one type. If not, Spark casts one of them, and values
     that differ may be equal: '1' and '01' to the number 1.
     """
@@ -98,6 +101,7 @@ class Join(Node):
     condition: exp.Expr | None
     coalesced: tuple[str, ...] = ()
     alike: tuple[bool, ...] = ()
+    there: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         left, right = self.left, self.right
@@ -106,7 +110,7 @@ class Join(Node):
             self.columns, self.part, self.key, self.unique = left.columns, left.part, left.key, left.unique
             return
         self.columns = (*left.columns, *right.columns, *self.coalesced)
-        self.key = (*left.key, *right.key)
+        self.key = (*left.key, *right.key, *self.there)
         self.unique = left.unique and right.unique
         if (
             self.kind == "left"
@@ -207,6 +211,20 @@ class Limit(Node):
     def __post_init__(self) -> None:
         self.columns, self.key, self.unique = self.child.columns, self.child.key, self.child.unique
         self.part, self.inputs = (), self.child.inputs
+
+
+def joins(node: Node) -> bool:
+    """Whether there is a join in the tree: one changed row may then touch many."""
+    match node:
+        case Join():
+            return True
+        case Project() | Filter() | Aggregate() | Window() | Limit():
+            return joins(node.child)
+        case UnionAll():
+            return any(joins(branch) for branch, _ in node.branches)
+        case SetOp():
+            return joins(node.left) or joins(node.right)
+    return False
 
 
 def conjuncts(condition: exp.Expr | None) -> list[exp.Expr]:

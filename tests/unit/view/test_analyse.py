@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from sqlglot import exp
 
 import view_nexmark
 import view_tpch
@@ -180,3 +181,76 @@ def test_the_benchmark_queries_get_the_strategies_that_the_docs_list(suite: obje
     for name, sql in suite.QUERIES.items():  # type: ignore[attr-defined]
         found.setdefault(analyse(sql, suite.SCHEMAS).strategy, []).append(name)  # type: ignore[attr-defined]
     assert {strategy: " ".join(names) for strategy, names in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "joined"),
+    [
+        ("select a, id from t join u using (a)", ["`t`.`a` = `u`.`a`"]),
+        (
+            "select a, id from t right join u using (a) left join v using (a)",
+            ["`t`.`a` = `u`.`a`", "`u`.`a` = `v`.`a`"],
+        ),
+        (
+            "select a, id from t full join u using (a) full join v using (a)",
+            ["`t`.`a` = `u`.`a`", "COALESCE(`t`.`a`, `u`.`a`) = `v`.`a`"],
+        ),
+    ],
+)
+def test_using_joins_with_the_column_that_the_joins_before_it_give(sql: str, joined: list[str]) -> None:
+    tables = {**TABLES, "v": keyed([Column("a", "BIGINT"), Column("z", "STRING")], [])}
+    found = analysis(sql, tables).query.tree
+    assert [join.args["on"].sql("spark") for join in found.args["joins"]] == joined
+
+
+def test_the_columns_of_a_star_and_the_fields_of_a_struct_are_spelt_as_they_were_written() -> None:
+    tables = {"m": keyed([Column("Id", "INT", False), Column("createdAt", "TIMESTAMP"), Column("a b", "INT")], ["Id"])}
+    assert analyse("select * from m", tables).columns == ("Id", "createdAt", "a b")
+    assert analyse("select q.*, 1 as One from (select createdat as Then from m) q", tables).columns == ("Then", "One")
+    found = analysis("select named_struct('Total', id) as x, cast(id as struct<Yy: int>) as y from m", tables)
+    assert "AS `Total`" in found.query.tree.sql("spark")
+    assert "`Yy`: INT" in found.query.tree.sql("spark")
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select session_window(at, '5 minutes') as w, count(*) as n from e group by 1",
+        "select id, arrays_zip(array(id), array(what)) as z from e",
+        "select lower(what collate utf8_lcase) as w, count(*) as n from e group by 1",
+    ],
+)
+def test_what_depends_on_other_rows_or_on_names_is_recomputed_as_it_was_written(sql: str) -> None:
+    assert analyse(sql, TABLES).strategy is Strategy.FULL
+
+
+def test_any_is_an_aggregate() -> None:
+    assert analyse("select a, any(b > 1) as x from t group by a", TABLES).strategy is Strategy.AFFECTED_KEYS
+    assert analyse("select id from e where what like any ('a%', 'b%')", TABLES).strategy is Strategy.ROWWISE
+
+
+@pytest.mark.parametrize("on", ["on t.a = b.a and b.c > 'x'", "using (a)"])
+def test_the_right_side_of_a_semi_join_may_be_called_as_a_column_is(on: str) -> None:
+    found = analysis(f"select t.id from t left semi join u as b {on}", TABLES)
+    assert found.plan.strategy is Strategy.AFFECTED_KEYS
+    assert found.query.tree.find(exp.Dot) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [
+        ("DECIMAL(28,6)", Strategy.ALGEBRAIC),
+        ("DECIMAL(27,9)", Strategy.ALGEBRAIC),
+        ("DECIMAL(28,7)", Strategy.AFFECTED_KEYS),
+        ("DECIMAL(38,18)", Strategy.AFFECTED_KEYS),
+    ],
+)
+def test_sums_are_added_to_only_where_spark_keeps_their_digits(kind: str, strategy: Strategy) -> None:
+    tables = {"x": keyed([Column("id", "INT", False), Column("k", "INT"), Column("n", kind)], ["id"])}
+    assert analyse("select k, sum(n) as s from x group by k", tables).strategy is strategy
+
+
+@pytest.mark.parametrize("name", ["kll_sketch_agg_bigint", "theta_sketch_agg", "bitmap_and_agg"])
+def test_a_sketch_is_an_aggregate(name: str) -> None:
+    assert analyse(f"select {name}(a) as x from t", TABLES).strategy is Strategy.FULL
+    assert analyse(f"select a, {name}(id) as x from t group by a", TABLES).strategy is Strategy.AFFECTED_KEYS
