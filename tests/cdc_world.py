@@ -15,6 +15,7 @@ import pytest
 
 import headwater
 from headwater.testing.servers import PostgresServer
+from postgres_versions import USUAL
 
 SOURCE = (
     "CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{server.host}', port='{server.port}', "
@@ -88,7 +89,7 @@ def lsn(text: str) -> int:
 @contextmanager
 def open_world(
     data: Path,
-    version: str = "15",
+    version: str = USUAL,
     *,
     options: str = "",
     prepare: Callable[[PostgresServer], None] | None = None,

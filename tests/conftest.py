@@ -37,6 +37,21 @@ def postgres18() -> Iterator[servers.PostgresServer]:
     yield from _server("embedded")
 
 
+@pytest.fixture(scope="session")
+def postgres14() -> Iterator[servers.PostgresServer]:
+    yield from _server("14")
+
+
+@pytest.fixture(scope="session")
+def postgres16() -> Iterator[servers.PostgresServer]:
+    yield from _server("16")
+
+
+@pytest.fixture(scope="session")
+def postgres17() -> Iterator[servers.PostgresServer]:
+    yield from _server("17")
+
+
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     """Gives a loopback port that nobody listens on, a new one at each call."""

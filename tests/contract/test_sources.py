@@ -13,12 +13,13 @@ from headwater.connectors.postgres.client import PostgresConfig
 from headwater.connectors.postgres.source import PostgresSource
 from headwater.testing.check_source import CHECKS, SourceUnderTest
 from headwater.testing.servers import PostgresServer
+from postgres_versions import SERVERS
 
 pytestmark = pytest.mark.postgres
 _databases = itertools.count(1)
 
 
-@pytest.mark.parametrize("server", ["postgres15", "postgres18"])
+@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.__name__)
 def test_postgres_source(
     check: Callable[[SourceUnderTest], None],

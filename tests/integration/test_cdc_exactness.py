@@ -26,6 +26,7 @@ import headwater
 from cdc_load import FILL, SCHEMA, TABLES, Chaos, Writers
 from cdc_witness import Witness, parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
+from postgres_versions import OTHERS, USUAL
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 KEYS = {"acc": ("id",), "comp": ("a", "b"), "nat": ("name",), "ledger": ("id",)}
@@ -52,7 +53,7 @@ class Plan:
 
 @pytest.fixture
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
-    version = getattr(request, "param", "15")
+    version = getattr(request, "param", USUAL)
     if not PostgresServer.available(version):
         pytest.skip(f"no binaries of Postgres {version} on this machine")
     with PostgresServer(version) as server:
@@ -80,8 +81,8 @@ def test_every_epoch_is_the_source_at_its_position_for_long(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["embedded"], indirect=True)
-def test_every_epoch_is_the_source_at_its_position_on_a_newer_server(source: PostgresServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [*OTHERS, "embedded"], indirect=True)
+def test_every_epoch_is_the_source_at_its_position_on_other_versions(source: PostgresServer, tmp_path: Path) -> None:
     run(source, tmp_path, seed_of(), Plan(rows=6_000, kills=3, samples=20, trouble_s=(3, 8)))
 
 

@@ -13,12 +13,13 @@ import pytest
 
 from headwater.connectors.postgres.copytext import CopyReader
 from headwater.testing.servers import PostgresServer
+from postgres_versions import SERVERS
 
 pytestmark = pytest.mark.postgres
 Connection = psycopg.Connection[Any]
 
 
-@pytest.fixture(params=["postgres15", "postgres18"])
+@pytest.fixture(params=SERVERS)
 def conn(request: pytest.FixtureRequest) -> Iterator[Connection]:
     server: PostgresServer = request.getfixturevalue(request.param)
     with server.connect() as made:

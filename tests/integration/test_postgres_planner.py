@@ -27,6 +27,7 @@ from headwater.connectors.postgres.planner import (
 from headwater.errors import HeadwaterError, UsageError
 from headwater.runtime.source_setup import new_slot
 from headwater.testing.servers import PostgresServer
+from postgres_versions import SERVERS
 
 pytestmark = pytest.mark.postgres
 
@@ -70,7 +71,7 @@ class Db:
         return counts
 
 
-@pytest.fixture(scope="module", params=["postgres15", "postgres18"])
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> PostgresServer:
     found: PostgresServer = request.getfixturevalue(request.param)
     return found

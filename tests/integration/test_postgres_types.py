@@ -47,6 +47,7 @@ from headwater.connectors.postgres.types import (
 )
 from headwater.errors import DefiniteError
 from headwater.testing.servers import PostgresServer
+from postgres_versions import EVERY_SERVER
 
 pytestmark = pytest.mark.postgres
 _names = itertools.count()
@@ -215,7 +216,7 @@ class Source:
         return decode_events(None, self.relation(table), plans, frames=frames)
 
 
-@pytest.fixture(params=["postgres15", "postgres18"])
+@pytest.fixture(params=EVERY_SERVER)
 def source(request: pytest.FixtureRequest) -> Iterator[Source]:
     server: PostgresServer = request.getfixturevalue(request.param)
     name = f"types_{next(_names)}"

@@ -18,6 +18,7 @@ import pytest
 from headwater.errors import UsageError
 from headwater.testing import servers
 from headwater.testing.servers import PostgresServer, TcpProxy
+from postgres_versions import EVERY_SERVER
 
 
 @pytest.fixture(params=["15", "embedded"])
@@ -42,9 +43,10 @@ def test_server_is_ready_for_logical_decoding(server: PostgresServer) -> None:
     assert _one(server, slot) == "s"
 
 
-def test_versions_are_15_and_18(postgres15: PostgresServer, postgres18: PostgresServer) -> None:
-    assert str(_one(postgres15, "SHOW server_version")).startswith("15.")
-    assert str(_one(postgres18, "SHOW server_version")).startswith("18.")
+@pytest.mark.parametrize("name", EVERY_SERVER)
+def test_versions_are_what_they_are_called(name: str, request: pytest.FixtureRequest) -> None:
+    server: PostgresServer = request.getfixturevalue(name)
+    assert str(_one(server, "SHOW server_version")).startswith(name.removeprefix("postgres") + ".")
 
 
 def test_server_process_does_not_run_as_root(server: PostgresServer) -> None:

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from cdc_world import World, open_world
+from unreadable_slot import make_unreadable
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -88,6 +89,19 @@ def slot_was_moved(world: World) -> bool:
     except psycopg.errors.ObjectInUse:
         return False
     return True
+
+
+def test_a_slot_that_the_server_cannot_decode_any_more_is_made_anew_while_running(world: World, tmp_path: Path) -> None:
+    world.settle()
+    world.db.close()
+    handed = {s["handed_over_epoch"] for s in world.splits("kept")}
+    writes = ["UPDATE kept SET v = v + 1 WHERE id % 3 = 0", "DELETE FROM kept WHERE id % 100 = 5"]
+    make_unreadable(world.server, "headwater", "kept", writes, tmp_path / "slot")
+    world.db = world.server.connect()
+    healed(world, "SOURCE_SLOT_UNREADABLE")
+    assert handed.isdisjoint(s["handed_over_epoch"] for s in world.splits("kept"))
+    error = next(e for e in world.engine.status()["errors"] if e["code"] == "SOURCE_SLOT_UNREADABLE")
+    assert "could not map file" in error["message"] and "a new slot is made" in error["hint"] and error["retrying"]
 
 
 def test_a_table_that_is_gone_does_not_keep_the_others_from_healing(world: World) -> None:

