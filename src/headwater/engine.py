@@ -188,8 +188,10 @@ class EngineCore:
             ends.append(self.server.stop())
         await _within(STEP_S, asyncio.gather(*ends))
         if hasattr(self, "jobs"):
+            from headwater.spark.session import stop_session
+
             self.jobs.close()
-            await _within(STEP_S, asyncio.to_thread(self.spark.stop))
+            await _within(STEP_S, asyncio.to_thread(stop_session, self.spark))
         self.close()
 
     def close(self) -> None:

@@ -89,6 +89,7 @@ def test_spark_s_workers_its_driver_and_the_meta_store_s_server_die_and_nothing_
         begin = time.monotonic()
         assert engine.process.wait(60) == 1
         assert "[SPARK_LOST]" in engine.output()
+        assert "Exception in thread" not in engine.output()
         assert time.monotonic() - begin < 60
 
     with EngineProcess(tmp_path / "data") as again:  # it finds its meta store by itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from py4j.protocol import Py4JError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -87,6 +89,12 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     session.sparkContext.setLogLevel(log_level)
     _keep_values_out_of_logs()
     return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Ends Spark; a driver process that is gone already has nothing left to end."""
+    with contextlib.suppress(OSError, Py4JError):
+        session.stop()
 
 
 def _on_this_machine(master: str) -> bool:
