@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc_world import World, lsn, open_world
@@ -139,6 +140,51 @@ def test_tables_are_added_dropped_and_resynced_while_others_run(world: World) ->
     world.live("stays")
     world.assert_equal("stays", "stays")
     world.assert_equal("comes", "comes")
+
+
+def published(db: psycopg.Connection, publication: str) -> set[str]:
+    query = "SELECT tablename FROM pg_publication_tables WHERE pubname = %s"
+    return {row[0] for row in db.execute(query, (publication,)).fetchall()}
+
+
+def test_a_dropped_table_is_taken_out_of_the_publication_if_it_was_put_there_and_nobody_else_reads_it(
+    world: World,
+) -> None:
+    for name in ("mine", "shared", "theirs"):
+        world.sql(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
+    world.sql("ALTER PUBLICATION headwater ADD TABLE theirs")
+    for name in ("mine", "shared", "theirs"):
+        world.capture(f"public.{name}", name)
+    world.capture("public.mine", "again")
+    world.live("mine", "shared", "theirs", "again")
+    world.engine.execute("DROP TABLE theirs; DROP TABLE mine")
+    assert {"mine", "theirs"} <= published(
+        world.db, "headwater"
+    )  # one was there before us, the other is captured once more
+    world.sql("INSERT INTO mine VALUES (2)")
+    world.assert_equal("mine", "again")
+    world.engine.execute("DROP TABLE again")
+    assert {"mine", "shared", "theirs"} & published(world.db, "headwater") == {"shared", "theirs"}
+    world.sql("SELECT pg_create_logical_replication_slot('another', 'pgoutput')")
+    try:
+        world.engine.execute("DROP TABLE shared")
+        assert "shared" in published(world.db, "headwater")
+    finally:
+        world.sql("SELECT pg_drop_replication_slot('another')")
+
+
+def test_a_dropped_source_leaves_a_publication_that_was_there_as_it_was(world: World, tmp_path: Path) -> None:
+    world.server.create_database("elsewhere")
+    options = {"database_name": "elsewhere", "slot_name": "older", "publication_name": "older"}
+    with world.server.connect("elsewhere") as db:
+        db.execute("CREATE TABLE first (id int PRIMARY KEY); CREATE TABLE second (id int PRIMARY KEY)")
+        db.execute("CREATE PUBLICATION older FOR TABLE first")
+        world.engine.execute(f"CREATE SOURCE elsewhere WITH ({source_options(world, tmp_path, **options)})")
+        for name in ("first", "second"):
+            world.engine.execute(f"CREATE TABLE {name} (*) FROM elsewhere TABLE 'public.{name}'")
+        assert published(db, "older") == {"first", "second"}
+        world.engine.execute("DROP SOURCE elsewhere CASCADE")
+        assert published(db, "older") == {"first"}
 
 
 def test_what_needs_a_captured_or_a_running_table_is_refused_at_once(world: World) -> None:
@@ -315,3 +361,43 @@ def test_splits_that_a_job_had_read_before_its_connection_was_cut_are_kept(world
         assert world.rows("cut_off") == world.source_rows("cut_off")
         assert not list((world.data / "staging").rglob("*.json"))
         world.engine.execute("DROP TABLE cut_off; DROP SOURCE cuts")
+
+
+def test_rows_that_the_role_may_not_see_are_an_error_and_never_left_out(world: World, tmp_path: Path) -> None:
+    """The stream has them, whatever the role may read: a copy without them would be another table."""
+    world.sql(
+        "CREATE TABLE hidden (id int PRIMARY KEY, v int); INSERT INTO hidden SELECT i, 0 FROM generate_series(1, 9) i"
+    )
+    world.sql("CREATE ROLE blind LOGIN REPLICATION PASSWORD 'blind'; CREATE PUBLICATION blind FOR TABLE hidden")
+    secret = tmp_path / "secret"
+    secret.write_text("blind")
+    options = {
+        "username": "blind",
+        "password": f"${{file:{secret}}}",
+        "slot_name": "blind",
+        "publication_name": "blind",
+    }
+    world.engine.execute(f"CREATE SOURCE blind WITH ({source_options(world, tmp_path, **options)})")
+    capture = "CREATE TABLE hidden (*) FROM blind TABLE 'public.hidden'"
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute(capture)
+    assert (caught.value.code, 'GRANT SELECT ON "public"."hidden"' in caught.value.hint) == ("SOURCE_PERMISSION", True)
+    world.sql("GRANT SELECT ON hidden TO blind; ALTER TABLE hidden ENABLE ROW LEVEL SECURITY")
+    world.sql("CREATE POLICY few ON hidden USING (id < 4)")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute(capture)
+    assert (caught.value.code, "BYPASSRLS" in caught.value.hint) == ("SOURCE_PERMISSION", True)
+    world.sql("ALTER TABLE hidden DISABLE ROW LEVEL SECURITY")
+    world.engine.execute(capture)
+    world.live("hidden")
+    # The same while it is there: what it has stays, and the error says why there is no new copy.
+    world.sql("ALTER TABLE hidden ENABLE ROW LEVEL SECURITY")
+    world.engine.execute("RESYNC hidden")
+    world.until(lambda: world.state("hidden") == "failed")
+    assert len(world.rows("hidden")) == 9
+    assert "row-level security" in world.engine.status()["errors"][-1]["message"]
+    world.sql("ALTER ROLE blind WITH BYPASSRLS; UPDATE hidden SET v = 1")
+    world.engine.execute("RESYNC hidden")
+    world.live("hidden")
+    world.until(lambda: world.rows("hidden") == world.source_rows("hidden"))
+    world.engine.execute("DROP SOURCE blind CASCADE")

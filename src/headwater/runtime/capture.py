@@ -176,10 +176,12 @@ class Capture:
     async def drop(self, jobs: Sequence[JobRow]) -> Callable[[], Awaitable[None]]:
         """Stop what works for these jobs now; gives what is to be undone at the source once they are dropped."""
         undo: list[Callable[[], None]] = []
-        for job in jobs:
+        for job in sorted(jobs, key=lambda job: job.kind == "source"):  # its tables are known while it is
             for source in self.sources.values():
                 if job.id in source.tables:
-                    await source.remove_table(job.id)
+                    ours = await source.remove_table(job.id)
+                    if ours is not None:
+                        undo.append(functools.partial(setup.withdraw, source.config, ours))
             if job.kind == "source" and (source_ := self.sources.pop(job.id, None)) is not None:
                 await source_.stop()
                 undo.append(functools.partial(setup.release, source_.config, job.spec))

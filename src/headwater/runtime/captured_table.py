@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from headwater.config import suggestion
 from headwater.connectors.postgres.catalogue import TableInfo, describe, split_name
+from headwater.connectors.postgres.check import readable
 from headwater.connectors.postgres.client import SCHEMA_CHANGES, PostgresConfig, connect
 from headwater.connectors.postgres.slots import streamed_columns
 from headwater.connectors.postgres.types import NUMERIC_OID, ColumnPlan, TypeOptions, column_plan
@@ -54,6 +55,8 @@ def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> Desc
     with connect(config) as conn:
         info = describe(conn, schema_name, name)
         streamed = streamed_columns(conn, config.publication, info)
+        if snapshot:
+            _check_readable(conn, config, info)
     sent, not_sent = sent_columns(info, streamed)
     wanted = _wanted(info, statement, sent)
     if not wanted:
@@ -67,6 +70,12 @@ def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> Desc
     _check_names(shape.schema)
     notice = f"left out, because the source does not send them: {', '.join(not_sent)}" if star and not_sent else ""
     return DescribedTable(info, shape, snapshot, settings, type_options, notice)
+
+
+def _check_readable(conn: Any, config: PostgresConfig, info: TableInfo) -> None:
+    for finding in readable(conn, config, info):
+        if not finding.ok:
+            raise UsageError("SOURCE_PERMISSION", finding.what, hint=f"run on the source: {finding.sql_to_fix}")
 
 
 def _check_names(schema: Schema) -> None:

@@ -186,6 +186,8 @@ class SourceRuntime:
         with self.holding() as floor:
             state = await asyncio.to_thread(setup.enter, self.config, table)
             self._holds[state["mark"]] = floor  # until the table itself holds it
+            # Published for another one that we capture of it: whichever is dropped last takes it out again.
+            state["published"]["added"] |= any(self._published(t.captured) for t in self._others_of(state["oid"]))
             await self.start_reader()
         return {**state, "floor": floor, "snapshot": table.snapshot}
 
@@ -218,8 +220,18 @@ class SourceRuntime:
         backfill.load()
         backfill.start()
 
-    async def remove_table(self, job_id: int) -> None:
-        await self.tables.pop(job_id).stop()
+    async def remove_table(self, job_id: int) -> int | None:
+        """Follow it no more; gives its number at the source if it is published because of us, and for no other one."""
+        table = self.tables.pop(job_id)
+        await table.stop()
+        return table.oid if self._published(table.captured) and not self._others_of(table.oid) else None
+
+    def _others_of(self, oid: int) -> list[TableBackfill]:
+        return [t for t in self.tables.values() if t.oid == oid]
+
+    @staticmethod
+    def _published(captured: dict[str, Any]) -> bool:
+        return bool(captured.get("published", {}).get("added"))
 
     async def resync(self, job: JobRow) -> None:
         await self.tables[job.id].resync()

@@ -94,6 +94,15 @@ def enter(config: PostgresConfig, table: Any) -> dict[str, Any]:
     }
 
 
+def withdraw(config: PostgresConfig, oid: int) -> None:
+    """A table that we had published is followed by nobody here any more: the source need not send its changes."""
+    from headwater.connectors.postgres.client import connect
+    from headwater.connectors.postgres.slots import withdraw_table
+
+    with connect(config) as conn:
+        withdraw_table(conn, config, oid)
+
+
 def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, frozenset[str], dict[str, Any]]:
     """A new mark for a table that is to be copied anew; it is published again if somebody took it out.
 

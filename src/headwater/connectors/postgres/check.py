@@ -138,12 +138,16 @@ def _table(
         fix = error.hint.removeprefix(RUN) + ";" if error.hint.startswith(RUN) else ""
         return [Finding(False, error.message, fix)]
     return [
-        _select(conn, config, table),
+        *readable(conn, config, table),
         _identity(conn, table),
-        _row_security(conn, config, table),
         _published(conn, config, table, publication, exists=exists),
         *_left_out(conn, config, table),
     ]
+
+
+def readable(conn: Connection, config: PostgresConfig, table: TableInfo) -> tuple[Finding, Finding]:
+    """Whether a copy sees the table, and all of its rows."""
+    return _select(conn, config, table), _row_security(conn, config, table)
 
 
 def _select(conn: Connection, config: PostgresConfig, table: TableInfo) -> Finding:

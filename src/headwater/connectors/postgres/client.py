@@ -167,11 +167,12 @@ def connect(
 ) -> psycopg.Connection[tuple[Any, ...]]:
     """A session in autocommit mode with our text settings; errors come as Headwater errors.
 
-    It waits for locks for a bounded time: a table that somebody has locked must not hold up the others.
+    It waits for locks for a bounded time: a table that somebody has locked must not hold up the others. Row security
+    that would hide rows from us is an error: the stream has them all.
     """
     with translated(f"connecting to {config.hostname}:{config.port}"):
         parts: dict[str, Any] = {**config.conninfo(password=password), "application_name": application}
-        parts["options"] += f" -c lock_timeout={LOCK_WAIT_S}s"
+        parts["options"] += f" -c lock_timeout={LOCK_WAIT_S}s -c row_security=off"
         conn = psycopg.connect("", autocommit=True, prepare_threshold=None, **parts)
     if conn.info.server_version < MIN_SERVER_VERSION:
         version = conn.info.server_version // 10_000

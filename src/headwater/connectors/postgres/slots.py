@@ -49,6 +49,14 @@ SELECT to_jsonb(t) ->> 'rowfilter' AS rowfilter,
        ARRAY(SELECT jsonb_array_elements_text(to_jsonb(t) -> 'attnames')) AS columns
   FROM pg_publication_tables t WHERE pubname = %s AND schemaname = %s AND tablename = %s
 """
+_WITHDRAWN_QUERY: Final = """
+SELECT n.nspname::text, c.relname::text
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = %s AND c.oid = %s
+   AND NOT EXISTS (SELECT FROM pg_replication_slots
+                    WHERE database = current_database() AND plugin = %s AND slot_name <> %s)
+"""
 _BLOCKING_QUERY: Final = """
 SELECT pid, coalesce(usename, '')::text AS username, coalesce(application_name, '') AS application,
        coalesce(state, '') AS state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
@@ -259,6 +267,18 @@ def remove_table(conn: Connection, config: PostgresConfig, table: TableInfo) -> 
     """Take a table that we added out of the publication; nothing if it is not there any more."""
     with translated(f"unpublishing {table.qualified}"), contextlib.suppress(pg_errors.UndefinedObject):
         conn.execute(_text(conn, "ALTER PUBLICATION {} DROP TABLE {}", (config.publication, table)).encode())
+
+
+def withdraw_table(conn: Connection, config: PostgresConfig, oid: int) -> None:
+    """Take a table that nobody here follows any more out of the publication, by its number: it may be renamed by now.
+
+    Another slot of the database may read the same publication, and would miss changes: then it stays.
+    """
+    with translated(f"taking a table out of publication {config.publication}"):
+        found = conn.execute(_WITHDRAWN_QUERY, (config.publication, oid, PLUGIN, config.slot)).fetchone()
+        if found is not None:
+            name = sql.Identifier(*found)
+            conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(config.publication), name))
 
 
 def drop_publication(conn: Connection, config: PostgresConfig) -> None:
