@@ -62,12 +62,14 @@ def test_a_slot_that_cannot_be_decoded_any_more_is_found_at_a_start_and_healed_b
 ) -> None:
     if not PostgresServer.available(version):
         pytest.skip(f"no binaries of Postgres {version} on this machine")
-    data = tmp_path / "data"
-    with PostgresServer(version) as server, mock.patch.dict(os.environ, {"HW_TEST_PASSWORD": server.password}):
+    data, secret = tmp_path / "data", tmp_path / "secret"  # a file: Spark's workers have the environment of their start
+    with PostgresServer(version) as server:
+        secret.write_text(server.password)
         server.execute("CREATE TABLE gap (id int PRIMARY KEY, v int)", "CREATE TABLE other (id int PRIMARY KEY)")
         server.execute("INSERT INTO gap SELECT i, i FROM generate_series(1, 100) i", "INSERT INTO other VALUES (1)")
         with headwater.Engine(data, master="local[2]") as engine:
-            engine.execute(SOURCE.format(server=server, options=""))
+            source = SOURCE.format(server=server, options="")
+            engine.execute(source.replace("${HW_TEST_PASSWORD}", f"${{file:{secret}}}"))
             world = World(server, engine)
             for name in ("gap", "other"):
                 world.capture(f"public.{name}", name)
