@@ -197,6 +197,8 @@ def test_a_publication_that_left_out_updates_for_a_while_is_noticed_and_its_tabl
 
 def test_a_table_made_again_in_a_published_schema_is_copied_anew_and_a_renamed_one_followed(world: World) -> None:
     make_it = "CREATE TABLE apart.twice (id int PRIMARY KEY, v int); INSERT INTO apart.twice VALUES (1, {})"
+    if world.db.info.server_version < 150_000:
+        pytest.skip("schemas are published since Postgres 15")
     world.sql("CREATE SCHEMA apart; ALTER PUBLICATION headwater ADD TABLES IN SCHEMA apart")
     world.sql(make_it.format(1))
     world.capture("apart.twice", "twice")

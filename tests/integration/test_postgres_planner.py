@@ -377,6 +377,8 @@ def test_publication_and_slot_are_made_once_and_dropped(db: Db) -> None:
 
 @pytest.mark.parametrize("what", ["ALL TABLES", "TABLES IN SCHEMA public"])
 def test_existing_publication_of_everything_is_used_as_it_is(db: Db, what: str) -> None:
+    if "SCHEMA" in what and db.conn.info.server_version < 150_000:
+        pytest.skip("since Postgres 15")
     db.run("CREATE TABLE t (id int PRIMARY KEY)", f"CREATE PUBLICATION mine FOR {what}")
     state = slots.ensure_publication(db.conn, db.config(publication_name="mine"), db.table("t"))
     assert state == slots.PublicationState(created=False, added=False)
@@ -436,9 +438,11 @@ def test_membership_changes_with_the_options_of_the_publication(db: Db) -> None:
 
 
 def test_publication_with_a_row_filter_or_without_deletes_is_refused(db: Db) -> None:
-    db.run("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION f FOR TABLE t WHERE (id > 5)")
-    with pytest.raises(UsageError, match="SOURCE_PUBLICATION_FILTERED"):
-        slots.ensure_publication(db.conn, db.config(publication_name="f"), db.table("t"))
+    db.run("CREATE TABLE t (id int PRIMARY KEY)")
+    if db.conn.info.server_version >= 150_000:  # there are no row filters before
+        db.run("CREATE PUBLICATION f FOR TABLE t WHERE (id > 5)")
+        with pytest.raises(UsageError, match="SOURCE_PUBLICATION_FILTERED"):
+            slots.ensure_publication(db.conn, db.config(publication_name="f"), db.table("t"))
     db.run("CREATE PUBLICATION i FOR TABLE t WITH (publish = 'insert')")
     with pytest.raises(UsageError, match="SOURCE_PUBLICATION"):
         slots.ensure_publication(db.conn, db.config(publication_name="i"), db.table("t"))
