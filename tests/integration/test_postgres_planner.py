@@ -416,6 +416,19 @@ def test_table_whose_updates_would_fail_once_published_is_refused(db: Db) -> Non
     db.run("INSERT INTO t VALUES (1)", "UPDATE t SET id = 2")
 
 
+def test_tables_that_inherit_from_a_published_one_can_still_be_written_to(db: Db) -> None:
+    db.run("CREATE TABLE parent (id int PRIMARY KEY, v int)", "CREATE TABLE child () INHERITS (parent)")
+    db.run("INSERT INTO parent VALUES (1, 0)", "INSERT INTO child VALUES (2, 0)")
+    slots.ensure_publication(db.conn, db.config(), db.table("parent"))
+    assert slots.ensure_publication(db.conn, db.config(), db.table("parent")).added is False
+    db.run("UPDATE parent SET v = 1", "DELETE FROM child")  # the child has no key, and so no replica identity
+    slots.withdraw_table(db.conn, db.config(), db.table("parent").oid)
+    assert not slots.publishes(db.conn, db.config().publication, db.table("parent"))
+    slots.ensure_publication(db.conn, db.config(), db.table("parent"))
+    slots.remove_table(db.conn, db.config(), db.table("parent"))
+    assert not slots.publishes(db.conn, db.config().publication, db.table("parent"))
+
+
 def test_deferrable_primary_key_is_none_since_the_server_does_not_take_it_as_the_identity(db: Db) -> None:
     db.run("CREATE TABLE t (id int PRIMARY KEY DEFERRABLE)", "INSERT INTO t VALUES (1)")
     assert db.table("t").key == ()

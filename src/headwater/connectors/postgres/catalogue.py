@@ -30,6 +30,7 @@ _TABLE_QUERY: Final = """
 SELECT c.oid::int8 AS oid, n.oid::int8 AS schema_oid, n.nspname::text AS schema, c.relname::text AS name,
        c.relkind::text AS relkind, c.relreplident::text AS replica_identity,
        c.reltuples::float8 AS reltuples, c.relpages::int8 AS relpages, c.relrowsecurity AS row_security,
+       c.relhassubclass AS has_children,
        pg_get_userbyid(c.relowner)::text AS owner, pg_encoding_to_char(d.encoding)::text AS encoding,
        current_setting('block_size')::int AS block_size
   FROM pg_class c
@@ -98,6 +99,7 @@ class TableInfo:
     ordered_key: bool
     row_security: bool
     owner: str
+    has_children: bool = False
 
     @property
     def partitioned(self) -> bool:
@@ -111,6 +113,12 @@ class TableInfo:
     def identifier(self) -> sql.Composable:
         """The table's name for a statement that changes it."""
         return sql.Identifier(self.schema, self.name)
+
+    @property
+    def published_as(self) -> sql.Composable:
+        """For a publication: without tables that inherit from it. They do not inherit the key, so that once they are
+        published every UPDATE and DELETE of them would fail."""
+        return self.from_clause if self.has_children else self.identifier
 
     @property
     def from_clause(self) -> sql.Composable:
@@ -222,6 +230,7 @@ def _table_info(
         ordered_key=bool(key) and all(has_known_order(by_name[k], row["encoding"]) for k in key),
         row_security=row["row_security"],
         owner=row["owner"],
+        has_children=row["has_children"],
     )
 
 

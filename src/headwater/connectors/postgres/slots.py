@@ -148,7 +148,7 @@ def publishes(conn: Connection, publication: str, table: TableInfo) -> bool:
         fix = _text(
             conn,
             "ALTER PUBLICATION {} DROP TABLE {}; ALTER PUBLICATION {} ADD TABLE {}",
-            (publication, table, publication, table),
+            (publication, table.published_as, publication, table.published_as),
         )
         raise UsageError(
             "SOURCE_PUBLICATION_FILTERED", f"publication {publication} has {what} of {table.qualified}", hint=fix
@@ -202,17 +202,17 @@ def membership_token(content: Mapping[str, Any], table_oid: int, schema_oid: int
 
 def create_publication_sql(conn: Connection, name: str, table: TableInfo) -> str:
     extra = ", publish_generated_columns = stored" if conn.info.server_version >= GENERATED_COLUMNS_SINCE else ""
-    return _text(conn, "CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true", (name, table)) + (
-        extra + ")"
-    )
+    return _text(
+        conn, "CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true", (name, table.published_as)
+    ) + (extra + ")")
 
 
 def add_table_sql(conn: Connection, publication: str, table: TableInfo) -> str:
-    return _text(conn, "ALTER PUBLICATION {} ADD TABLE {}", (publication, table))
+    return _text(conn, "ALTER PUBLICATION {} ADD TABLE {}", (publication, table.published_as))
 
 
-def _text(conn: Connection, template: str, names: Sequence[str | TableInfo]) -> str:
-    parts = [n.identifier if isinstance(n, TableInfo) else sql.Identifier(n) for n in names]
+def _text(conn: Connection, template: str, names: Sequence[str | sql.Composable]) -> str:
+    parts = [sql.Identifier(n) if isinstance(n, str) else n for n in names]
     return sql.SQL(template).format(*parts).as_string(conn)
 
 
@@ -233,10 +233,10 @@ def require_identity(conn: Connection, table: TableInfo) -> None:
     if table.names_rows:
         return
     if table.key:
-        fix = _text(conn, "ALTER TABLE {} REPLICA IDENTITY DEFAULT", (table,))
+        fix = _text(conn, "ALTER TABLE {} REPLICA IDENTITY DEFAULT", (table.identifier,))
         what, hint = "has a replica identity without its primary key", f"run on the source: {fix}"
     else:
-        fix = _text(conn, "ALTER TABLE {} REPLICA IDENTITY FULL", (table,))
+        fix = _text(conn, "ALTER TABLE {} REPLICA IDENTITY FULL", (table.identifier,))
         what = (
             "has no primary key (a deferrable one is none) and no replica identity: "
             "its updates and deletes would not say which row they mean"
@@ -266,7 +266,8 @@ def require_complete(conn: Connection, config: PostgresConfig, table: TableInfo,
 def remove_table(conn: Connection, config: PostgresConfig, table: TableInfo) -> None:
     """Take a table that we added out of the publication; nothing if it is not there any more."""
     with translated(f"unpublishing {table.qualified}"), contextlib.suppress(pg_errors.UndefinedObject):
-        conn.execute(_text(conn, "ALTER PUBLICATION {} DROP TABLE {}", (config.publication, table)).encode())
+        names = (config.publication, table.published_as)
+        conn.execute(_text(conn, "ALTER PUBLICATION {} DROP TABLE {}", names).encode())
 
 
 def withdraw_table(conn: Connection, config: PostgresConfig, oid: int) -> None:
@@ -277,8 +278,9 @@ def withdraw_table(conn: Connection, config: PostgresConfig, oid: int) -> None:
     with translated(f"taking a table out of publication {config.publication}"):
         found = conn.execute(_WITHDRAWN_QUERY, (config.publication, oid, PLUGIN, config.slot)).fetchone()
         if found is not None:
-            name = sql.Identifier(*found)
-            conn.execute(sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(config.publication), name))
+            # Without tables that inherit from it: they are not in there, or are somebody else's.
+            names = (config.publication, sql.Identifier(*found))
+            conn.execute(_text(conn, "ALTER PUBLICATION {} DROP TABLE ONLY {}", names).encode())
 
 
 def drop_publication(conn: Connection, config: PostgresConfig) -> None:
