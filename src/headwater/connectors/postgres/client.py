@@ -22,6 +22,14 @@ from headwater.config import resolve_secret
 from headwater.errors import HeadwaterError, SourceError, TransientError, UsageError
 
 MIN_SERVER_VERSION: Final = 140_000  # tid range scans, pgoutput messages and 64-bit snapshots in one release
+# Limits that a role or database has for its users: a slow or rate-limited read is one statement for as long as it
+# takes, and a snapshot that several reads share is a transaction in which nothing happens.
+NO_TIME_LIMITS: Final = {
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+TRANSACTION_TIMEOUT_SINCE: Final = 170_000  # an older server refuses a session that names it
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 LOCK_WAIT_S: Final = 5  # then the statement fails, or the copy is tried again later and others have their turn
 SCHEMA_CHANGES: Final = ("evolve", "lenient", "exception", "ignore")
@@ -83,6 +91,7 @@ class PostgresConfig:
         from headwater.connectors.postgres.types import SESSION_SETTINGS
 
         secret = resolve_secret(self.password) if password is None else password
+        settings = {**SESSION_SETTINGS, **NO_TIME_LIMITS}
         parts = {
             "host": self.hostname,
             "port": str(self.port),
@@ -99,7 +108,7 @@ class PostgresConfig:
             "keepalives_interval": "5",
             "keepalives_count": "3",
             "tcp_user_timeout": "30000",
-            "options": " ".join(f"-c {k}={v}" for k, v in SESSION_SETTINGS.items() if k != "client_encoding"),
+            "options": " ".join(f"-c {k}={v}" for k, v in settings.items() if k != "client_encoding"),
             "client_encoding": "UTF8",
         }
         return {k: v for k, v in parts.items() if v}
@@ -178,6 +187,9 @@ def connect(
         version = conn.info.server_version // 10_000
         conn.close()
         raise UsageError("SOURCE_VERSION", f"Postgres {version} is too old", hint="Postgres 14 or later is needed")
+    if conn.info.server_version >= TRANSACTION_TIMEOUT_SINCE:
+        with translated("setting up a session"):
+            conn.execute("SET transaction_timeout = 0")
     return conn
 
 
@@ -243,6 +255,7 @@ _STATES: Final[dict[str, tuple[bool, str, str]]] = {
     "55P03": (True, "SOURCE_BUSY", "another session holds a lock on it: see pg_locks, pg_blocking_pids"),
     "40": (True, "SOURCE_BUSY", ""),
     "53": (True, "SOURCE_BUSY", "the server is short of connections, memory or disk"),
+    "57014": (True, "SOURCE_BUSY", "somebody has cancelled it at the server; it is tried again"),
     "57": (True, "SOURCE_UNREACHABLE", "the server is stopping or starting"),
     "08": (True, "SOURCE_UNREACHABLE", "check hostname and port"),
     "58": (True, "SOURCE_IO", "look into the server's log"),
