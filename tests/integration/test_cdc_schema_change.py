@@ -185,6 +185,22 @@ def test_a_table_taken_out_of_the_publication_and_put_in_again_is_copied_anew(wo
     healed(world, "away")  # put in again by us
 
 
+def test_a_table_that_becomes_a_partition_of_a_captured_one_stops_with_the_reason(world: World) -> None:
+    """The stream has its changes under the root's name from then on: it would stand still without a word."""
+    world.sql("CREATE TABLE whole (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
+    world.sql("CREATE TABLE piece (id int PRIMARY KEY, v int); INSERT INTO piece VALUES (1, 0)")
+    world.capture("public.piece", "piece")
+    world.capture("public.whole", "whole")
+    world.live("piece", "whole")
+    world.sql("ALTER TABLE whole ATTACH PARTITION piece FOR VALUES FROM (0) TO (10)")
+    world.sql("UPDATE piece SET v = 1; INSERT INTO whole VALUES (2, 0)")
+    error = failed_with(world, "piece", "SOURCE_PUBLICATION", "is a partition of public.whole")
+    assert "capture public.whole" in error["hint"]
+    assert world.state("whole") == "live"
+    world.engine.execute("RESYNC whole")
+    world.until(lambda: world.rows("whole") == world.source_rows("whole"))
+
+
 def test_a_publication_that_left_out_updates_for_a_while_is_noticed_and_its_tables_copied_anew(world: World) -> None:
     make(world, "partly")
     world.live("partly")

@@ -83,6 +83,7 @@ def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Wor
         yield [World(server, engine) for server in servers]
 
 
+@pytest.mark.slow
 def test_every_version_is_copied_under_load_and_through_a_crash_and_ends_equal(worlds: list[World]) -> None:
     loads = []
     for world in worlds:

@@ -416,6 +416,20 @@ def test_table_whose_updates_would_fail_once_published_is_refused(db: Db) -> Non
     db.run("INSERT INTO t VALUES (1)", "UPDATE t SET id = 2")
 
 
+def test_a_partition_whose_changes_come_under_the_name_of_its_root_is_refused_and_noticed(db: Db) -> None:
+    db.run("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)", "CREATE TABLE leaf (id int PRIMARY KEY)")
+    root, leaf, config = db.table("root"), db.table("leaf"), db.config()
+    slots.ensure_publication(db.conn, config, leaf)
+    assert slots.membership(db.conn, config.publication, leaf) is not None
+    slots.ensure_publication(db.conn, config, root)
+    assert slots.membership(db.conn, config.publication, leaf) is not None
+    db.run("ALTER TABLE root ATTACH PARTITION leaf FOR VALUES FROM (0) TO (10)")
+    assert slots.membership(db.conn, config.publication, leaf) is None
+    assert slots.membership(db.conn, config.publication, root) is not None
+    with pytest.raises(UsageError, match=r"SOURCE_PUBLICATION.*partition of public\.root"):
+        slots.ensure_publication(db.conn, config, leaf)
+
+
 def test_tables_that_inherit_from_a_published_one_can_still_be_written_to(db: Db) -> None:
     db.run("CREATE TABLE parent (id int PRIMARY KEY, v int)", "CREATE TABLE child () INHERITS (parent)")
     db.run("INSERT INTO parent VALUES (1, 0)", "INSERT INTO child VALUES (2, 0)")

@@ -348,15 +348,21 @@ def publication_query(publication: str, server_version: int) -> str:
 
     A table or publication that was dropped and made again has another number, and changes in between were not sent:
     old servers fail at them, newer ones (18) leave them out without a word. The version (the transaction that wrote
-    its row) changes with its options: `publish = 'insert'` leaves updates out without a word in every version.
+    its row) changes with its options: `publish = 'insert'` leaves updates out without a word in every version. A
+    partition of another entry is left out: its changes come under that one's name (`slots.require_own_name`).
     """
     schemas = "'{}'::jsonb"
     if server_version >= 150_000:
         schemas = "(SELECT jsonb_object_agg(pnnspid, oid::int8) FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+    above = (
+        "(p.pubviaroot AND EXISTS (SELECT FROM pg_publication_rel other WHERE other.prpubid = p.oid AND "
+        "other.prrelid <> own.prrelid AND other.prrelid IN (SELECT relid FROM pg_partition_ancestors(own.prrelid))))"
+    )
     name = publication.replace("'", "''")
     return (
         "SELECT jsonb_build_object('oid', p.oid::int8, 'version', p.xmin::text, 'all', p.puballtables, 'tables', "
-        "(SELECT jsonb_object_agg(prrelid, oid::int8) FROM pg_publication_rel WHERE prpubid = p.oid), "
+        "(SELECT jsonb_object_agg(prrelid, oid::int8) FROM pg_publication_rel own "
+        f"WHERE prpubid = p.oid AND NOT {above}), "
         f"'schemas', {schemas})::text FROM pg_catalog.pg_publication p WHERE pubname = '{name}'"
     )
 

@@ -49,6 +49,15 @@ SELECT to_jsonb(t) ->> 'rowfilter' AS rowfilter,
        ARRAY(SELECT jsonb_array_elements_text(to_jsonb(t) -> 'attnames')) AS columns
   FROM pg_publication_tables t WHERE pubname = %s AND schemaname = %s AND tablename = %s
 """
+# With publish_via_partition_root the stream has a partition's changes under the uppermost table that is published.
+_ABOVE_QUERY: Final = """
+SELECT n.nspname || '.' || c.relname
+  FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  JOIN pg_publication p ON p.pubname = t.pubname AND p.pubviaroot
+ WHERE t.pubname = %(publication)s AND c.oid <> %(oid)s
+   AND c.oid IN (SELECT relid FROM pg_partition_ancestors(%(oid)s::oid::regclass))
+"""
 _WITHDRAWN_QUERY: Final = """
 SELECT n.nspname::text, c.relname::text
   FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
@@ -123,6 +132,7 @@ def ensure_publication(conn: Connection, config: PostgresConfig, table: TableInf
         require_complete(conn, config, table, publication)
         if publishes(conn, config.publication, table):
             return PublicationState(created=False, added=False)
+        require_own_name(conn, config, table)
         _change(
             conn,
             config,
@@ -260,6 +270,18 @@ def require_complete(conn: Connection, config: PostgresConfig, table: TableInfo,
             "SOURCE_PUBLICATION",
             f"publication {config.publication} has partitions under their own names",
             hint=f"run on the source: {fix}",
+        )
+
+
+def require_own_name(conn: Connection, config: PostgresConfig, table: TableInfo) -> None:
+    """UsageError for a partition whose changes the publication sends under the name of a table above it."""
+    found = conn.execute(_ABOVE_QUERY, {"oid": table.oid, "publication": config.publication}).fetchone()
+    if found is not None:
+        raise UsageError(
+            "SOURCE_PUBLICATION",
+            f"table {table.qualified} is a partition of {found[0]}, and publication {config.publication} has its "
+            "changes under that name",
+            hint=f"capture {found[0]}, or make a source with another publication.name for the partition",
         )
 
 
