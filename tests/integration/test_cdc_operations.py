@@ -71,6 +71,14 @@ def source_options(world: World, folder: Path, **more: str) -> str:
     return ", ".join(f"{k}='{v}'" for k, v in options.items())
 
 
+def as_role(role: str, folder: Path) -> dict[str, str]:
+    """The options of a role whose password is its name; in a file, since Spark's workers have the environment of their
+    start."""
+    secret = folder / f"{role}.secret"
+    secret.write_text(role)
+    return {"username": role, "password": f"${{file:{secret}}}"}
+
+
 def test_copy_and_stream_are_encrypted_and_the_server_is_verified(world: World, tmp_path: Path) -> None:
     world.sql(
         "CREATE TABLE sec (id int PRIMARY KEY, v text); INSERT INTO sec SELECT i, 'v' FROM generate_series(1, 500) i"
@@ -315,14 +323,7 @@ def test_what_was_there_is_used_and_stays_and_missing_rights_come_with_the_sql(w
     world.sql("CREATE PUBLICATION theirs FOR TABLE owned")
     world.sql("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
     world.sql("CREATE ROLE limited LOGIN REPLICATION PASSWORD 'limited'; GRANT SELECT ON owned, foreign_one TO limited")
-    secret = tmp_path / "secret"  # a file: Spark's workers have the environment of their start
-    secret.write_text("limited")
-    options = {
-        "username": "limited",
-        "password": f"${{file:{secret}}}",
-        "slot_name": "theirs",
-        "publication_name": "theirs",
-    }
+    options = as_role("limited", tmp_path) | {"slot_name": "theirs", "publication_name": "theirs"}
     world.engine.execute(f"CREATE SOURCE theirs WITH ({source_options(world, tmp_path, **options)})")
     world.engine.execute("CREATE TABLE owned (*) FROM theirs TABLE 'public.owned'")
     world.live("owned")
@@ -369,14 +370,7 @@ def test_rows_that_the_role_may_not_see_are_an_error_and_never_left_out(world: W
         "CREATE TABLE hidden (id int PRIMARY KEY, v int); INSERT INTO hidden SELECT i, 0 FROM generate_series(1, 9) i"
     )
     world.sql("CREATE ROLE blind LOGIN REPLICATION PASSWORD 'blind'; CREATE PUBLICATION blind FOR TABLE hidden")
-    secret = tmp_path / "secret"
-    secret.write_text("blind")
-    options = {
-        "username": "blind",
-        "password": f"${{file:{secret}}}",
-        "slot_name": "blind",
-        "publication_name": "blind",
-    }
+    options = as_role("blind", tmp_path) | {"slot_name": "blind", "publication_name": "blind"}
     world.engine.execute(f"CREATE SOURCE blind WITH ({source_options(world, tmp_path, **options)})")
     capture = "CREATE TABLE hidden (*) FROM blind TABLE 'public.hidden'"
     with pytest.raises(UsageError) as caught:
