@@ -61,6 +61,31 @@ def test_fetched_views_equal_a_fresh_query_after_every_epoch(spark: Any, tmp_pat
             world.fold(rng.choice(sorted(tables)))
 
 
+def test_a_view_that_wants_too_many_rows_is_refreshed_in_the_other_way_and_left_alone(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headwater.spark import fetch, view_fetched
+
+    monkeypatch.setattr(view_fetched, "_refused", {})
+    rng = random.Random(5)
+    rows = [{**MAKE["t"](rng), "id": i, "k": i % 2} for i in range(30)]
+    tables = {"t": MemoryTable(spark, SCHEMAS["t"], rows)}
+    world = SegmentWorld(spark, tmp_path, tables)
+    view = world.create("kinds", "select k, count(distinct v) as n from t group by k")
+    other = world.create("few", "select id, v from t where v > 1")
+    before = len(FETCHED)
+    for most, runs in ((100, 1), (5, 2), (100, 3)):
+        monkeypatch.setattr(fetch, "MOST_FETCHED", most)
+        tables["t"].begin()
+        tables["t"].put({**rows[3], "v": most + runs})
+        world.refresh()
+        world.check()
+        assert len(FETCHED) == before + runs
+    assert FETCHED[-3:] == [2, 2, 1]
+    assert view.job.id in view_fetched._refused
+    assert other.job.id not in view_fetched._refused
+
+
 def test_some_of_the_random_views_were_fetched() -> None:
     """Otherwise the test above would say little; it runs after it."""
     assert sum(FETCHED) >= EXAMPLES * EPOCHS, FETCHED

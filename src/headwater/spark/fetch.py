@@ -69,7 +69,8 @@ class Run:
         self.inputs.setdefault(name, {})[version] = self.files.index(lists)
 
     def text(self) -> str:
-        return json.dumps({"files": self.files, "inputs": self.inputs, "writers": self.writers})
+        parts = {"files": self.files, "inputs": self.inputs, "writers": self.writers, "most_rows": MOST_FETCHED}
+        return json.dumps(parts)
 
 
 _last: tuple[str, Any] = ("", None)
@@ -236,7 +237,7 @@ class FetchRows:
         base = base.filter(pc.invert(among(base, delta.select(list(key)), key)))
         rows = pa.concat_tables([base, _live(newest_per_key(delta, key)).select(wanted)])
         rows = rows.filter(among(rows, values, self.match))
-        if rows.num_rows > MOST_FETCHED:
+        if rows.num_rows > _run()["most_rows"]:
             raise TooMany(place.view)
         return rows
 
@@ -248,7 +249,7 @@ class FetchRows:
                 segment = opened(place.data_dir, place.schema, path)
                 places = segment.find(self.match, hashes)
                 rows += len(places)
-                if rows > MOST_FETCHED:
+                if rows > _run()["most_rows"]:
                     raise TooMany(place.view)
                 parts.append(segment.take(wanted, places))
             except TooLarge:
