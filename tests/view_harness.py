@@ -85,14 +85,18 @@ class MemoryTable:
     def after(self) -> Any:
         return self._frame(list(self.rows.values()))
 
-    def changes(self) -> Any:
+    def net(self) -> list[Row]:
+        """One row per touched key, with `_op`; a delete has only its key filled."""
         rows = []
         for key in self._touched():
             if key in self.rows:
                 rows.append({**self.rows[key], "_op": 1})
             else:
                 rows.append({**dict(zip(self.schema.key, key, strict=True)), "_op": 2})
-        return self._frame(rows, op=True)
+        return rows
+
+    def changes(self) -> Any:
+        return self._frame(self.net(), op=True)
 
     def changes_with_old(self) -> Any:
         rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Column, Schema
-from headwater.spark import segment_index
+from headwater.spark import fetch, segment_index
 from headwater.spark.lookup import lookup_rows
 from headwater.storage.files import CACHE, DataDir
 from headwater.storage.segments import write_segment
@@ -68,6 +69,46 @@ def test_rows_found_are_the_newest_of_the_wanted_keys(
             assert len(by_key) == found.num_rows
             assert by_key == expected(schema, parts, keys)
     assert (tmp_path / CACHE).exists() == (small == 0)
+
+
+def snapshot(schema: Schema, parts: list[pa.Table]) -> list[dict[str, Any]]:
+    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (row for part in parts for row in part.to_pylist()):
+        key = tuple(row[k] for k in schema.key)
+        if key not in newest or newest[key][SEQ] <= row[SEQ]:
+            newest[key] = row
+    return [row for row in newest.values() if row[OP] == OP_UPSERT]
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+@pytest.mark.parametrize("small", [0, 100_000], ids=["kept beside the data", "held in memory"])
+@pytest.mark.parametrize("match", [("w",), ("v",), ("w", "v"), ("id",), ("v", "id")], ids="+".join)
+def test_rows_fetched_by_values_are_those_of_the_snapshot_that_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, small: int, match: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(segment_index, "SMALL_ROWS", small)
+    rng, schema, data_dir = random.Random(repr((kind, match))), SCHEMAS[kind], DataDir(str(tmp_path))
+    parts = [rows_of(rng, schema, count, seq=i * 1000) for i, count in enumerate((150, 40, 40))]
+    kinds = ["base", "delta", "delta"]
+    paths = [
+        write_segment(data_dir, 1, schema, part, kind=kind, vnode_count=VNODES).path
+        for part, kind in zip(parts, kinds, strict=True)
+    ]
+    this = fetch.Run.empty()
+    this.add("1/t", "after", fetch.Files(tuple(paths[:1]), tuple(paths[1:])))
+    monkeypatch.setattr(fetch, "_run", lambda: json.loads(this.text()))
+    place = fetch.Place("1/t", 1, data_dir, schema, VNODES)
+    for values in (rows_of(rng, schema, 60, 1), rows_of(rng, schema, 1, 1)):
+        wanted = {tuple(row[c] for c in match) for row in values.to_pylist()}
+        rows = [row for row in snapshot(schema, parts) if tuple(row[c] for c in match) in wanted]
+        expected = sorted(repr((row["w"], row["id"], row["v"])) for row in rows)
+        given = values.select(list(match)).rename_columns([f"v{i}" for i in range(len(match))])
+        batches = fetch.FetchRows(place, "after", ("w", "id", "v"), match)([*given.to_batches(), *given.to_batches()])
+        found = [row for batch in batches for row in batch.to_pylist()]
+        assert sorted(repr(tuple(row.values())) for row in found) == expected
+    assert list(fetch.FetchRows(place, "after", ("w",), match)([])) == []
+    everything = list(fetch.ReadRows(place, "after", ("id", "w"))(parts[0].to_batches()[:1]))
+    assert sum(batch.num_rows for batch in everything) == len(snapshot(schema, parts))
 
 
 def test_full_disk_costs_speed_and_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

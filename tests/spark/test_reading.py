@@ -83,6 +83,41 @@ def test_views_that_do_not_read_each_other_are_refreshed_by_one_spark_job(engine
         assert sorted(map(repr, stored)) == sorted(map(repr, fresh)), name
 
 
+def test_views_of_large_tables_are_one_spark_job_for_each_level_epoch_after_epoch(engine: EngineProcess) -> None:
+    engine.sql("CREATE TABLE sales (id BIGINT PRIMARY KEY, buyer BIGINT, amount DECIMAL(9,2))")
+    engine.sql("CREATE TABLE buyers (buyer BIGINT PRIMARY KEY, country STRING)")
+    engine.sql("INSERT INTO buyers SELECT id, concat('C', id % 7) FROM range(11000); FLUSH")
+    engine.sql("INSERT INTO sales SELECT id, id % 11000, id % 100 FROM range(30000); FLUSH")
+    joined = "FROM sales s JOIN buyers b ON s.buyer = b.buyer"
+    queries = {
+        "sale_sums": f"SELECT country, sum(amount) AS total, max(amount) AS most {joined} GROUP BY country",
+        "sale_rows": f"SELECT s.id, s.amount, b.country {joined}",
+        "sale_kinds": "SELECT buyer, count(DISTINCT amount) AS n FROM sales GROUP BY buyer",
+        "sale_best": "SELECT id, buyer FROM (SELECT *, row_number() OVER (PARTITION BY buyer ORDER BY amount DESC, id) "
+        "AS place FROM sales) WHERE place = 1",
+        "sale_total": "SELECT sum(total) AS total FROM sale_sums",
+    }
+    engine.sql("; ".join(f"CREATE MATERIALIZED VIEW {name} AS {query}" for name, query in queries.items()))
+    engine.sql("WAIT; ALTER SYSTEM SET barrier_interval_ms = 600000; FLUSH")
+    try:
+        for change in (
+            "UPDATE sales SET amount = amount + 1 WHERE id % 100 = 3",
+            "DELETE FROM sales WHERE id % 500 = 99",
+            "INSERT INTO sales VALUES (30001, 5, 1000), (30002, NULL, 1)",
+            "UPDATE sales SET buyer = 7 WHERE id < 10 OR id = 30001",
+        ):
+            before = engine.spark_jobs("view")
+            engine.sql(f"{change}; FLUSH")
+            assert engine.spark_jobs("view") - before == 2, change
+        for name, query in queries.items():
+            difference = (
+                f"(SELECT * FROM {name} EXCEPT ALL {query}) UNION ALL ({query} EXCEPT ALL SELECT * FROM {name})"
+            )
+            assert engine.sql(f"SELECT count(*) AS n FROM ({difference})") == [{"n": 0}], name
+    finally:
+        engine.sql("ALTER SYSTEM SET barrier_interval_ms = 200; FLUSH")
+
+
 def test_the_catalogue_and_constants_cost_no_stage_of_an_epoch(engine: EngineProcess) -> None:
     before = engine.spark_jobs("table")
     engine.sql("SELECT * FROM hw_catalog.hw_jobs")

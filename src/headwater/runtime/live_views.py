@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Refreshed = list[tuple[ViewState, "list[NewSegment] | DefiniteError"]]
+Inputs = dict[str, tuple[TableState, InputLog]]
 VIEW_RETRY_S: Final = 5.0  # a failed view tries again this often: the cause may be gone
 
 
@@ -135,19 +136,18 @@ class LiveViews:
 
         A view that has failed is tried alone: it would take the others' job down with it.
         """
-        from headwater.spark.view_job import TOGETHER, may_join
-
-        joined: list[ViewState] = []
-        alone: list[ViewState] = []
-        for view in views:
-            (joined if not view.failed and may_join(view, self._inputs(view)) else alone).append(view)
-        groups = [joined[i : i + TOGETHER] for i in range(0, len(joined), TOGETHER)]
-        return await asyncio.gather(*map(self._refresh_together, groups), *map(self._refresh_alone, alone))
-
-    async def _refresh_together(self, views: list[ViewState]) -> Refreshed:
-        from headwater.spark.view_job import refresh_together
+        from headwater.spark.view_job import groups, may_join
 
         works = [(view, self._inputs(view)) for view in views]
+        joined = [(view, inputs) for view, inputs in works if not view.failed and may_join(view, inputs)]
+        together = groups(self.core, joined)
+        alone = [view for view, _ in works if all(view is not other for other, _ in joined)]
+        return await asyncio.gather(*map(self._refresh_together, together), *map(self._refresh_alone, alone))
+
+    async def _refresh_together(self, works: list[tuple[ViewState, Inputs]]) -> Refreshed:
+        from headwater.spark.view_job import refresh_together
+
+        views = [view for view, _ in works]
         try:
             found = await self.core.jobs.run("view", "view", lambda: refresh_together(self.core, works))
         except DefiniteError as error:  # of one of them: which, and who is well, shows when each runs alone
@@ -200,7 +200,7 @@ class LiveViews:
         if key is not None and view.failed and view.job.id in self.core.registry.by_id:
             self.core.record_error(view.job.id, view.job.name, at_key(error, key), retrying=True)
 
-    def _inputs(self, view: ViewState) -> dict[str, tuple[TableState, InputLog]]:
+    def _inputs(self, view: ViewState) -> Inputs:
         found = {}
         for input_id, log in view.inputs.items():
             state = self.flow.state(input_id)

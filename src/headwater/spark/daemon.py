@@ -60,6 +60,7 @@ def _import_common() -> None:
     import headwater.spark.backfill
     import headwater.spark.capture
     import headwater.spark.compaction
+    import headwater.spark.fetch
     import headwater.spark.row_writer
     import headwater.spark.write_rows  # noqa: F401
     from headwater.connectors.postgres.copytext import scan_copy_text

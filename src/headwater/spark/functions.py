@@ -56,6 +56,11 @@ def register(spark: SparkSession, name: str, function: Callable[..., Any], retur
         _register(session, name, function, returns)
 
 
+def registered(spark: SparkSession) -> frozenset[str]:
+    """The names of the functions that a session knows from us, in lower case."""
+    return frozenset(_registered.get(spark, ()))
+
+
 def _prepare(spark: SparkSession, quick: SparkSession) -> None:
     for name, function, returns in _registered.get(spark, {}).values():
         _register(quick, name, function, returns)

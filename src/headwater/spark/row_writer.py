@@ -7,7 +7,7 @@ one remains for types that do not arrive here as segments have them, and for wid
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -89,17 +89,22 @@ class RowWriter:
 
 def write_rows(frames: list[tuple[DataFrame, RowWriter]]) -> dict[int, list[NewSegment]]:
     """Write each frame's rows as segments: one Spark job for all. Segments by table."""
-    found: dict[int, list[NewSegment]] = {writer.table_id: [] for _, writer in frames}
-    writers = {writer.table_id: writer for _, writer in frames}
     written = [map_batches(frame, writer, RESULT) for frame, writer in frames]
+    return written_rows(reduce(DataFrame.union, written), [writer for _, writer in frames])
+
+
+def written_rows(frame: DataFrame, writers: Sequence[RowWriter]) -> dict[int, list[NewSegment]]:
+    """Run a frame of what writers say; segments by table. Nothing is left of what they wrote if one of them fails."""
+    found: dict[int, list[NewSegment]] = {writer.table_id: [] for writer in writers}
+    by_table = {writer.table_id: writer for writer in writers}
     try:
-        for row in reduce(DataFrame.union, written).collect():
+        for row in frame.collect():
             if row.error is not None:
                 raise disk_full() if row.error == FULL else TransientError("SPARK_FAILED", f"Spark failed: {row.error}")
-            of = writers[row.table_id]
+            of = by_table[row.table_id]
             found[of.table_id].append(NewSegment(of.table_id, row.path, of.kind, row.rows, row.bytes, of.is_change))
     except BaseException:
-        for _, writer in frames:  # some tasks may have finished before another failed
+        for writer in writers:  # some tasks may have finished before another failed
             with contextlib.suppress(OSError):
                 writer.data_dir.delete([writer.folder])
         raise

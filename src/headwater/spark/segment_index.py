@@ -8,12 +8,14 @@ deleted at any time, and is made anew when it is asked for. Small segments are k
     <data directory>/cache/<segment>/<column>.arrow   Arrow IPC, uncompressed; on the worker's own disk where the data
     <data directory>/cache/<segment>/<key>.npy        directory is not local. Rows 0 and 1: hash of the key, ascending,
                                                       and the number of its row
+    <data directory>/cache/<segment>/<key>.json       the columns that the index is of
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -68,22 +70,28 @@ class SegmentIndex:
         where = pa.array(rows)
         return pa.table({name: self._column(name).take(where) for name in names})
 
+    def whole(self, names: Sequence[str]) -> pa.Table:
+        return pa.table({name: self._column(name) for name in names})
+
     def prepare_like(self, other: SegmentIndex) -> None:
         """Have everything that look-ups have asked the other for."""
         if self._folder is None or other._folder is None or not other._folder.exists():
             return
-        key = self._schema.key
-        if (other._folder / _index_file(key)).exists():
-            self._index(key)
+        for names in other._folder.glob("*.json"):
+            self._index(tuple(json.loads(names.read_text(encoding="utf-8"))))
         for name in self._schema.names:
             if (other._folder / _column_file(name)).exists():
                 self._column(name)
 
     def _index(self, key: tuple[str, ...]) -> Index:
         if key not in self._indices:
-            found = self._kept(_index_file(key), lambda to: np.save(to, self._sorted(key)), _load_index)
+            found = self._kept(_index_file(key), lambda to: self._save_index(to, key), _load_index)
             self._indices[key] = self._sorted(key) if found is None else found
         return self._indices[key]
+
+    def _save_index(self, to: Path, key: tuple[str, ...]) -> None:
+        np.save(to, self._sorted(key))
+        to.with_name(Path(_index_file(key)).stem + ".json").write_text(json.dumps(key), encoding="utf-8")
 
     def _sorted(self, key: tuple[str, ...]) -> Index:
         rows = pa.table({name: self._column(name) for name in key})

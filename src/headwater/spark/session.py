@@ -129,6 +129,12 @@ INTERPRETED: Final[dict[str, str]] = {
 }
 
 
+# For plans in which all is in one task: Spark would move a semi join below the COALESCE(1) that tells it so.
+ONE_TASK: Final[dict[str, str]] = {
+    "spark.sql.optimizer.excludedRules": "org.apache.spark.sql.catalyst.optimizer.PushDownLeftSemiAntiJoin"
+}
+
+
 CAREFUL: Final[dict[str, str]] = {"spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 1024 * 1024)}
 
 
@@ -137,13 +143,14 @@ _preparing: dict[SparkSession, Callable[[SparkSession, SparkSession], None]] = {
 
 
 def quick_session(
-    session: SparkSession, partitions: int, *, interpreted: bool = False, careful: bool = False
+    session: SparkSession, partitions: int, *, interpreted: bool = False, careful: bool = False, one_task: bool = False
 ) -> SparkSession:
     """A session beside the given one, for small work: no adaptive execution, so many partitions after a shuffle.
 
-    `interpreted`: nothing is compiled, which for a few thousand rows takes longer than the rows. `careful`: see there.
+    `interpreted`: nothing is compiled, which for a few thousand rows takes longer than the rows. `careful` and
+    `one_task`: see there.
     """
-    more = {**(INTERPRETED if interpreted else {}), **(CAREFUL if careful else {})}
+    more = {**(INTERPRETED if interpreted else {}), **(CAREFUL if careful else {}), **(ONE_TASK if one_task else {})}
     return _session_beside(session, {**QUICK, **more, "spark.sql.shuffle.partitions": str(partitions)})
 
 

@@ -31,7 +31,7 @@ from headwater.view.analyse import analysis
 from headwater.view.inputs import FrameText, InputText
 from headwater.view.plan import ViewPlan
 from headwater.view.refresh import Refresh
-from headwater.view.relations import Sql, Types
+from headwater.view.relations import Fetch, Sql, Types
 
 __all__ = ["Source", "ViewInput", "initial", "output_schema", "refresh", "storage_schema"]
 
@@ -40,7 +40,7 @@ _NAME: Final = re.compile(rf"\b{_PREFIX}\w+")
 _TEXTS: Final = 512  # texts that are kept; a view has few shapes
 _SCANS: Final = 1024  # scans that stay bound, the last used ones
 _numbers = count()
-_texts: OrderedDict[Hashable, str] = OrderedDict()
+_texts: OrderedDict[Hashable, tuple[str, Mapping[str, Fetch]]] = OrderedDict()
 _lock = threading.Lock()
 _lasting: WeakKeyDictionary[SparkSession, OrderedDict[Hashable, str]] = WeakKeyDictionary()
 Frames = Mapping[str, Callable[[], DataFrame]]
@@ -81,12 +81,14 @@ class Lasting:
 class Source:
     """An input as text, and what its names are bound to; a frame is only made if the text reads it.
 
-    `asked` gives the frames of names that are made up while the text is written, None for the names of others.
+    `asked` gives the frames of names that are made up while the text is written, None for the names of others; `fetch`
+    those of rows that values pick out.
     """
 
     text: InputText
     frames: Frames
     asked: Callable[[str], Callable[[], DataFrame] | None] = lambda _: None
+    fetch: Callable[[Fetch, DataFrame], DataFrame] | None = None
 
 
 def source_of(name: str, found: ViewInput) -> Source:
@@ -233,14 +235,16 @@ def _run(
     bound = [sources[name] for name in plan.inputs] + ([] if current is None else [current])
     with _bound(spark, bound, one_task=one_task) as run:
         with _lock:
-            text = _texts.get(key)
-        if text is None:
+            known = _texts.get(key)
+        if known is None:
             sql = Sql(run.types, broadcast=broadcast, one_task=one_task)
-            text = _write(sql, plan, sources, current)
+            run.fetches = sql.fetches
+            known = _write(sql, plan, sources, current), sql.fetches
             with _lock:
-                _texts[key] = text
+                _texts[key] = known
                 while len(_texts) > _TEXTS:
                     _texts.popitem(last=False)
+        text, run.fetches = known
         return run(finish(text) if finish else text)
 
 
@@ -260,6 +264,7 @@ class _Binding:
     spark: SparkSession
     sources: Sequence[Source]
     one_task: bool
+    fetches: Mapping[str, Fetch] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     own: list[str] = field(default_factory=list)
 
@@ -275,16 +280,24 @@ class _Binding:
             if isinstance(frame, Lasting):
                 self.names[name] = _bind_lasting(self.spark, frame, self.one_task)
             else:
-                self.names[name] = _bind(frame, self.one_task)
+                fetched = any(source.fetch is not None for source in self.sources)  # by one task as it is
+                self.names[name] = _bind(frame, self.one_task and not fetched)
                 self.own.append(self.names[name])
         return self.names[name]
 
     def _frame(self, name: str) -> Callable[[], DataFrame]:
+        if name in self.fetches:
+            return lambda: self._fetched(self.fetches[name])
         for source in self.sources:
             found = source.frames.get(name) or source.asked(name)
             if found is not None:
                 return found
         raise KeyError(name)
+
+    def _fetched(self, fetch: Fetch) -> DataFrame:
+        of = next(s for s in self.sources if s.fetch is not None and s.text.name == fetch.input)
+        assert of.fetch is not None
+        return of.fetch(fetch, self(fetch.values))
 
 
 def _bind(make: Callable[[], DataFrame], one_task: bool) -> str:

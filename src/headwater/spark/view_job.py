@@ -5,6 +5,7 @@ Small refreshes are done together: one job for several views (`TOGETHER`) that d
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.model.schema import VNODE, Schema
-from headwater.runtime.tables import InputLog, TableState, ViewState
+from headwater.runtime.tables import ViewState
+from headwater.spark import view_fetched
 from headwater.spark.query import explained
 from headwater.spark.row_writer import RowWriter, writable, write_rows
 from headwater.spark.segment import segment_query, write_frame, write_sorted
@@ -27,7 +29,7 @@ from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import segment_folder
 from headwater.view.plan import Strategy, ViewPlan
 
-Inputs = dict[str, tuple[TableState, InputLog]]
+Inputs = view_fetched.Inputs
 QUICK_ROWS: Final = 200_000  # changes that one task aggregates in well under a second
 # So few rows are through before code for them would be compiled, or tasks for parts of them started.
 TINY_ROWS: Final = 50_000
@@ -65,6 +67,47 @@ def may_join(view: ViewState, inputs: Inputs) -> bool:
 
 def refresh_together(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> dict[int, list[NewSegment]]:
     """One job for the small refreshes of views that do not read each other; segments by view."""
+    found, others = _refresh_fetched(core, works)
+    return {**found, **_refresh_planned(core, others)} if others else found
+
+
+def _refresh_fetched(
+    core: Any, works: Sequence[tuple[ViewState, Inputs]]
+) -> tuple[dict[int, list[NewSegment]], list[tuple[ViewState, Inputs]]]:
+    """The refreshes that are run by a prepared plan, and those that are not."""
+    fetched = [work for work in (_work(*pair) for pair in works) if view_fetched.may_fetch(core.spark, work)]
+    careful = any(may_be_wide(work.view, work.inputs) for work in fetched)
+    spark = quick_session(core.spark, 1, interpreted=_is_tiny(works), careful=careful, one_task=True)
+    done: dict[int, list[NewSegment]] = {}
+    with explained("VIEW_FAILED"):
+        frame, fetched = view_fetched.prepared(core, spark, fetched) if fetched else (None, [])
+        if frame is not None:
+            with contextlib.suppress(view_fetched.TooManyRows):
+                done = view_fetched.run(core, spark, frame, fetched)
+    return done, [(view, inputs) for view, inputs in works if view.job.id not in done]
+
+
+def _work(view: ViewState, inputs: Inputs) -> view_fetched.Work:
+    return view_fetched.Work(view, _plan(view), as_created(view, inputs))
+
+
+def groups(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> list[list[tuple[ViewState, Inputs]]]:
+    """The small refreshes of views that do not read each other, as they share jobs."""
+    alone: list[tuple[ViewState, Inputs]] = []
+    fetched: list[tuple[ViewState, Inputs]] = []
+    planned: list[tuple[ViewState, Inputs]] = []
+    for view, inputs in works:
+        work = _work(view, inputs)
+        may = view_fetched.may_fetch(core.spark, work)
+        (planned if not may else alone if view_fetched.is_suspect(work) else fetched).append((view, inputs))
+    return [
+        list(found[i : i + most])
+        for found, most in ((alone, 1), (fetched, view_fetched.TOGETHER), (planned, TOGETHER))
+        for i in range(0, len(found), most)
+    ]
+
+
+def _refresh_planned(core: Any, works: Sequence[tuple[ViewState, Inputs]]) -> dict[int, list[NewSegment]]:
     tiny = _is_tiny(works)
     spark = _quick(core, works, tiny=tiny)
     frames = []

@@ -93,9 +93,11 @@ class AlgebraicRefresh:
         """d(A x B) = dA x B after + A before x dB."""
         evaluator, parts = self.evaluator, []
         if (left := self._signed(node.left)) is not None:
-            parts.append(evaluator.join(left.few(), evaluator.rows(node.right, "after"), node))
+            others = evaluator.rows(node.right, "after", evaluator.partners(left, node, "right"))
+            parts.append(evaluator.join(left.few(), others, node))
         if (right := self._signed(node.right)) is not None:
-            parts.append(evaluator.join(evaluator.rows(node.left, "before"), right.few(), node))
+            others = evaluator.rows(node.left, "before", evaluator.partners(right, node, "left"))
+            parts.append(evaluator.join(others, right.few(), node))
         return self.sql.union(parts)
 
     # -- accumulators
@@ -159,7 +161,11 @@ class AlgebraicRefresh:
             keys = sql.select(delta, {"_hw_touched": VIEW_KEY}).few()
             found = current.lookup(sql, "after", [VIEW_KEY, *names], keys)
         old = sql.select(found, {"_hw_key": VIEW_KEY, **{f"_hw_c{name}": quoted(name) for name in names}})
-        joined = sql.join(delta, old, f"{VIEW_KEY} = _hw_key", "left")
+        same_key = f"{VIEW_KEY} = _hw_key"
+        if sql.one_task and not self.algebra.aggregate.group:
+            # Both are a constant, and Spark would join them by a broadcast, a job of its own; this it takes for a key.
+            same_key = f"`_hw_d{COUNT}` % 1 = `_hw_c{COUNT}` % 1"
+        joined = sql.join(delta, old, same_key, "left")
         new = {name: f"coalesce(`_hw_c{name}`, 0) + `_hw_d{name}`" for name in self._counts()}
         redo = ["false"]
         for acc in self.algebra.accumulators:

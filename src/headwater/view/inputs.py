@@ -30,9 +30,12 @@ _DELETE = f"CAST({OP_DELETE} AS TINYINT)"
 class InputText(Protocol):
     """One input of a view. `columns` are those that are wanted, the key columns always among them.
 
+    name                what its names in the text begin with
     rows(version)       the rows at E1 or E2
     tiny                whether there are so few of them that they are better read than looked up
+    fetched             whether rows are only had by values, unless it is tiny: then `matching` is asked for them
     lookup(version)     those of them whose key is among `keys` (a relation of the key columns, in order, other names)
+    matching(version)   those of them whose columns `match` have values that are among `keys` (NULL is a value)
     changes()           one row per key touched in between, and `_op`; of a delete only the key counts
     changes_with_old()  rows with `_op` 1 (new) and 2 (old, complete); an update is both
     changed             False promises that there are no changes: then only rows after are asked for
@@ -40,17 +43,28 @@ class InputText(Protocol):
     """
 
     @property
+    def name(self) -> str: ...
+    @property
     def schema(self) -> Schema: ...
     @property
     def changed(self) -> bool: ...
     @property
     def tiny(self) -> bool: ...
     @property
+    def fetched(self) -> bool: ...
+    @property
     def shape(self) -> Hashable: ...
     def rows(self, sql: Sql, version: Version, columns: Sequence[str]) -> Rel: ...
     def lookup(self, sql: Sql, version: Version, columns: Sequence[str], keys: Rel) -> Rel: ...
+    def matching(self, sql: Sql, version: Version, columns: Sequence[str], match: Sequence[str], keys: Rel) -> Rel: ...
     def changes(self, sql: Sql, columns: Sequence[str]) -> Rel: ...
     def changes_with_old(self, sql: Sql, columns: Sequence[str]) -> Rel: ...
+
+
+def semi_by_value(sql: Sql, rows: Rel, match: Sequence[str], keys: Rel) -> Rel:
+    """The rows whose columns have values among the keys, which are in order and have other names; NULL is a value."""
+    terms = (f"{quoted(c)} <=> {quoted(name)}" for c, name in zip(match, keys.columns, strict=True))
+    return sql.join(rows, keys, " AND ".join(terms), "semi")
 
 
 def semi_by_key(sql: Sql, rows: Rel, key: Sequence[str], keys: Rel) -> Rel:
@@ -67,6 +81,7 @@ class FrameText:
     schema: Schema
     changed: bool
     tiny: bool = False
+    fetched: bool = False
 
     @property
     def shape(self) -> Hashable:
@@ -77,6 +92,9 @@ class FrameText:
 
     def lookup(self, sql: Sql, version: Version, columns: Sequence[str], keys: Rel) -> Rel:
         return semi_by_key(sql, self.rows(sql, version, columns), self.schema.key, keys)
+
+    def matching(self, sql: Sql, version: Version, columns: Sequence[str], match: Sequence[str], keys: Rel) -> Rel:
+        return semi_by_value(sql, self.rows(sql, version, columns), match, keys)
 
     def changes(self, sql: Sql, columns: Sequence[str]) -> Rel:
         return sql.keep(sql.given(f"{self.name}_changes", (*self.schema.names, OP)), [*columns, OP])
@@ -135,6 +153,7 @@ class SegmentText:
     log: Parts
     reset: bool = False
     looks_up: bool = False
+    fetched: bool = False
 
     @property
     def changed(self) -> bool:
@@ -170,6 +189,9 @@ class SegmentText:
         ]
         newest = self._newest(sql, sql.union(found), columns)
         return sql.keep(sql.where(newest, f"{OP} = {OP_UPSERT}"), columns)
+
+    def matching(self, sql: Sql, version: Version, columns: Sequence[str], match: Sequence[str], keys: Rel) -> Rel:
+        return semi_by_value(sql, self.rows(sql, version, columns), match, keys)
 
     def changes(self, sql: Sql, columns: Sequence[str]) -> Rel:
         if self.reset:

@@ -225,8 +225,7 @@ class Refresh:
         if by_key(root):
             old = current.lookup(self.sql, "after", self.storage, texts)
         else:
-            rows = current.rows(self.sql, "after", self.storage)
-            old = self.sql.join(rows, texts, f"{PART} = _hw_touched", "semi")
+            old = current.matching(self.sql, "after", self.storage, [PART], texts)
         return difference(self.sql, new, old, self.storage)
 
 

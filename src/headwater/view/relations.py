@@ -52,6 +52,17 @@ class Rel:
         return replace(self, small=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """The rows of an input at a version whose columns `match` have values that are among those of a statement."""
+
+    input: str
+    version: str
+    columns: tuple[str, ...]
+    match: tuple[str, ...]
+    values: str
+
+
 class Sql:
     """The pieces of one statement.
 
@@ -65,6 +76,7 @@ class Sql:
         self._names: dict[str, str] = {}  # text -> name
         self._selects: dict[str, tuple[Rel, Mapping[str, str]]] = {}  # name -> what it selects from what
         self._types: dict[str, Types] = {}
+        self.fetches: dict[str, Fetch] = {}
 
     # -- pieces
 
@@ -75,6 +87,14 @@ class Sql:
     def given(self, name: str, columns: Iterable[str]) -> Rel:
         """A relation that the caller binds to this name."""
         return Rel(name, tuple(columns))
+
+    def fetch(self, source: str, version: str, columns: Iterable[str], match: Iterable[str], values: Rel) -> Rel:
+        """What the caller binds to the rows of a source that have these values (in the order of `match`)."""
+        wanted = Fetch(source, version, tuple(columns), tuple(match), self.text(values))
+        known = next((name for name, fetch in self.fetches.items() if fetch == wanted), None)
+        name = known or f"{source}_f{len(self.fetches)}"
+        self.fetches[name] = wanted
+        return Rel(name, wanted.columns)
 
     def select(self, source: Rel, items: Mapping[str, str], *, hint: str = "") -> Rel:
         """Columns by name with their expressions."""
@@ -115,6 +135,8 @@ class Sql:
             hint = "/*+ BROADCAST(b) */ "
         elif self._broadcast and left.small and kind == "inner":
             hint = "/*+ BROADCAST(a) */ "
+        elif self.one_task and kind in ("inner", "full"):
+            hint = "/*+ COALESCE(1) */ "  # Spark does not see that one partition joined with one is one
         columns = left.columns if kind in ("semi", "anti") else (*left.columns, *right.columns)
         on = f" ON {condition}" if condition is not None else " ON true"
         text = f"SELECT {hint}* FROM {left.name} AS a {_HOW[kind]} {right.name} AS b{on}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 from sqlglot import exp
 
@@ -75,6 +76,7 @@ class Evaluator:
         self.sql = sql
         self.inputs = inputs
         self._used = frozenset(used)
+        self._fetching = any(found.fetched for found in inputs.values())
         self._numbers = count()
         self._types: dict[str, str] = {}
         self._widened: dict[Node, Mapping[str, str]] = {}
@@ -89,9 +91,10 @@ class Evaluator:
     ) -> Restriction:
         """Restrict `targets` to the values that the expressions `values` have in `rel`.
 
-        Making the keys distinct is a shuffle, which is not worth it for plain changes.
+        Making the keys distinct is a shuffle, which is not worth it for plain changes, nor where they are looked up.
         """
         number = next(self._numbers)
+        distinct = distinct and not self._fetching
         keys = self.sql.select(rel, {f"_hw_k{number}_{i}": text_of(v) for i, v in enumerate(values)})
         return Restriction(tuple(targets), (self.sql.distinct(keys) if distinct else keys).few())
 
@@ -181,6 +184,8 @@ class Evaluator:
         columns = list(self._stored(node).values())
         if restriction is None:
             return self._scan(node, found.rows(self.sql, version, columns))
+        if found.fetched and not found.tiny:
+            return self._fetched(node, version, restriction)
         names = [e.name if isinstance(e, exp.Column) else None for e in restriction.exprs]
         if sorted(map(str, names)) == sorted(node.key):
             keys = [restriction.keys.columns[names.index(k)] for k in node.key]
@@ -188,6 +193,29 @@ class Evaluator:
             few = few.few() if restriction.keys.small else few
             return self._scan(node, found.lookup(self.sql, version, columns, few))
         return restriction.apply(self.sql, self._scan(node, found.rows(self.sql, version, columns)))
+
+    def _fetched(self, node: Scan, version: Version, restriction: Restriction) -> Rel:
+        """By the values of mere columns; what the restriction says of expressions is applied to what they give."""
+        found = self.inputs[node.input]
+        at: dict[str, int] = {}
+        for i, expr in enumerate(restriction.exprs):
+            if isinstance(expr, exp.Column):
+                at.setdefault(node.names[expr.name], i)
+        columns = list(self._stored(node).values())
+        if not at:
+            return restriction.apply(self.sql, self._scan(node, found.rows(self.sql, version, columns)))
+        keys = self.sql.keep(restriction.keys, [restriction.keys.columns[i] for i in at.values()])
+        rel = self._scan(node, found.matching(self.sql, version, columns, list(at), keys))
+        return rel if len(at) == len(restriction.exprs) else restriction.apply(self.sql, rel)
+
+    def partners(self, rel: Rel, node: Join, side: Literal["left", "right"]) -> Restriction | None:
+        """What of one side of a join can match the rows of the other one; None where all of it is read anyhow."""
+        total = {id(part) for part in total_conjuncts(node)}  # others are not asked of rows that may never have been
+        pairs = [(a, b) for a, b in node.equi if id(a.parent) in total]
+        if not self._fetching or not pairs:
+            return None
+        lefts, rights = [a for a, _ in pairs], [b for _, b in pairs]
+        return self.restriction(rel, rights, lefts) if side == "left" else self.restriction(rel, lefts, rights)
 
     def _split(
         self, restriction: Restriction | None, columns: tuple[str, ...]
@@ -250,11 +278,18 @@ class Evaluator:
         if node.kind == "full":
             return self._full_join_rows(node, version, restriction)
         left, right = self._sides(node, restriction)
-        left_df = self.rows(node.left, version, left)
-        if node.kind != "inner" and left is not None and node.equi:
-            # The right side only matters where the restricted left side has partners.
-            right = self.restriction(left_df, [a for a, _ in node.equi], [b for _, b in node.equi])
-        df = self.join(left_df, self.rows(node.right, version, right), node)
+        if left is None and right is not None and self._fetching:
+            right_df = self.rows(node.right, version, right)
+            left_df = self.rows(node.left, version, self.partners(right_df, node, "left"))
+        else:
+            left_df = self.rows(node.left, version, left)
+            if node.kind != "inner" and left is not None and node.equi:
+                # The right side only matters where the restricted left side has partners.
+                right = self.restriction(left_df, [a for a, _ in node.equi], [b for _, b in node.equi])
+            elif right is None and left is not None:
+                right = self.partners(left_df, node, "right")
+            right_df = self.rows(node.right, version, right)
+        df = self.join(left_df, right_df, node)
         if restriction is not None and (left is None or len(left.exprs) < len(restriction.exprs)):
             df = restriction.apply(self.sql, df)
         return df
@@ -332,19 +367,25 @@ class Evaluator:
     def _inner_touched(self, node: Join) -> Rel:
         parts = []
         if (left := self.touched(node.left)) is not None:
-            parts.append(self._pairs(left.few(), self.everything(node.right), node, "inner"))
+            parts.append(self._pairs(left.few(), self._beside(left, node, "right"), node, "inner"))
         if (right := self.touched(node.right)) is not None:
-            parts.append(self._pairs(self.everything(node.left), right.few(), node, "inner"))
+            parts.append(self._pairs(self._beside(right, node, "left"), right.few(), node, "inner"))
         return self.sql.union(parts)
+
+    def _beside(
+        self, rel: Rel, node: Join, side: Literal["left", "right"], needed: Collection[str] | None = None
+    ) -> Rel:
+        """`everything` of one side of a join, as far as it can match some rows of the other side."""
+        return self.everything(node.left if side == "left" else node.right, needed, self.partners(rel, node, side))
 
     def _left_touched(self, node: Join) -> Rel:
         """Matches, and every left row of theirs without a match: it may have none in one of the versions."""
         parts = []
         if (left := self.touched(node.left)) is not None:
-            matches = self._pairs(left.few(), self.everything(node.right), node, "inner")
+            matches = self._pairs(left.few(), self._beside(left, node, "right"), node, "inner")
             parts += [matches, self._unmatched(left, matches, node)]
         if (right := self.touched(node.right)) is not None:
-            matches = self._pairs(self.everything(node.left), right.few(), node, "inner")
+            matches = self._pairs(self._beside(right, node, "left"), right.few(), node, "inner")
             parts += [matches, self._unmatched(matches, matches, node)]
         return self.sql.union(parts)
 
@@ -359,28 +400,42 @@ class Evaluator:
         if (left := self.touched(node.left)) is not None:
             parts.append(left)
         if (right := self.touched(node.right)) is not None:
-            parts.append(self._pairs(self.everything(node.left), right.few(), node, "semi"))
+            parts.append(self._pairs(self._beside(right, node, "left"), right.few(), node, "semi"))
         return self.sql.union(parts)
 
-    def everything(self, node: Node, needed: Collection[str] | None = None) -> Rel:
-        """A superset of the rows of both versions; of the columns at least those needed (None: all)."""
+    def everything(self, node: Node, needed: Collection[str] | None = None, within: Restriction | None = None) -> Rel:
+        """A superset of the rows of both versions; of the columns at least those needed (None: all).
+
+        `within`: only rows of these keys are wanted.
+        """
         match node:
             case Join(kind="left" | "semi" | "anti") if needed is not None and set(needed) <= set(node.left.columns):
-                return self.everything(node.left, needed)
+                return self.everything(node.left, needed, within)
         if not self.changed(node):
-            return self.rows(node)
+            return self.rows(node, "after", within)
         match node:
             case Scan():
                 old = self.sql.where(self._changes_with_old(node), f"{OP} = {OP_DELETE}")
-                return self.sql.union([self.rows(node), self._scan(node, old)])
-            case Project() if not _needs_true_rows(node):
-                return self._with(self.everything(node.child), node.exprs)
+                return self.sql.union([self.rows(node, "after", within), self._scan(node, old)])
+            case Project() if not _needs_true_rows(node) and (within is None or not node.generates):
+                below = within.mapped(node.exprs) if within is not None else None
+                return self._with(self.everything(node.child, within=below), node.exprs)
             case Filter() if not _needs_true_rows(node):
-                return self.sql.where(self.everything(node.child), text_of(node.condition))
+                return self.sql.where(self.everything(node.child, within=within), text_of(node.condition))
             case Join(kind="inner"):
-                return self._pairs(self.everything(node.left), self.everything(node.right), node, "inner")
-        touched = self.touched(node)
-        return self.rows(node) if touched is None else self.sql.union([self.rows(node), touched])
+                return self._everything_joined(node, within)
+        touched, rows = self.touched(node), self.rows(node, "after", within)
+        return rows if touched is None else self.sql.union([rows, touched])
+
+    def _everything_joined(self, node: Join, within: Restriction | None) -> Rel:
+        left, right = self._sides(node, within)
+        if left is None and right is not None:
+            right_rel = self.everything(node.right, within=right)
+            return self._pairs(self._beside(right_rel, node, "left"), right_rel, node, "inner")
+        left_rel = self.everything(node.left, within=left)
+        if right is None and left is not None:
+            return self._pairs(left_rel, self._beside(left_rel, node, "right"), node, "inner")
+        return self._pairs(left_rel, self.everything(node.right, within=right), node, "inner")
 
     def touched_keys(self, node: Node, columns: Sequence[str]) -> Rel | None:
         """The values of some columns in touched rows, without making the rows where the keys alone will do."""
@@ -400,6 +455,8 @@ class Evaluator:
                 return self._left_keys(node, columns)
             case Join(kind="full") if wanted <= set(node.coalesced):
                 return self._full_join_keys(node, columns)
+            case Join(kind="inner") if (found := self._known_keys(node, columns)) is not None:
+                return found
             case SetOp():
                 parts = []
                 for number, (side, _) in enumerate(_sides(node)):
@@ -410,6 +467,23 @@ class Evaluator:
         df = self.touched(node)
         return None if df is None else self.sql.keep(df, columns)
 
+    def _known_keys(self, node: Join, columns: Sequence[str]) -> Rel | None:
+        """Where one side alone changed, and its rows say what the other side's columns would be: no need to join."""
+        for side, other, pairs in (
+            (node.left, node.right, [(a, b) for a, b in node.equi]),
+            (node.right, node.left, [(b, a) for a, b in node.equi]),
+        ):
+            if self.changed(other):
+                continue
+            known: dict[str, str] = {c: quoted(c) for c in side.columns}
+            for (own, theirs), same in zip(pairs, node.alike, strict=False):
+                if same and isinstance(own, exp.Column) and isinstance(theirs, exp.Column):
+                    known[theirs.name] = text_of(own)
+            rel = self.touched(side) if set(columns) <= set(known) else None
+            if rel is not None:
+                return self.sql.select(rel, {c: known[c] for c in columns})
+        return None
+
     def _left_keys(self, node: Join, columns: Sequence[str]) -> Rel:
         """Keys of the left side: of its own changes, and of the partners of the right side's changes."""
         parts = []
@@ -418,7 +492,7 @@ class Evaluator:
         if (right := self.touched(node.right)) is not None:
             condition = column_names(node.condition) if node.condition is not None else set()
             needed = {*columns, *(condition & set(node.left.columns))}
-            partners = self._pairs(self.everything(node.left, needed), right.few(), node, "semi")
+            partners = self._pairs(self._beside(right, node, "left", needed), right.few(), node, "semi")
             parts.append(self.sql.keep(partners, columns))
         return self.sql.union(parts)
 
