@@ -19,6 +19,13 @@ from sqlglot.parsers.spark import SparkParser
 _AS_WRITTEN: Final = ("LOG10", "LOG2", "TO_CHAR", "PARSE_JSON", "PERCENTILE_CONT", "PERCENTILE_DISC")
 
 
+def _to_date(args: list[exp.Expr], dialect: Any) -> exp.Expr:
+    """sqlglot leaves formats out that a cast would do for; but a cast takes more texts than they do."""
+    written = exp.Anonymous(this="TO_DATE", expressions=[arg.copy() for arg in args])
+    known: exp.Expr = SparkParser.FUNCTIONS["TO_DATE"](args, dialect)
+    return known if known.sql("spark") == written.sql("spark") else written
+
+
 def _listagg(parser: Any) -> exp.GroupConcat:
     """Without a delimiter there is none; sqlglot would write a comma."""
     found: exp.GroupConcat = parser._parse_string_agg()
@@ -35,7 +42,8 @@ class SparkText(Spark):
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {
-            name: make for name, make in SparkParser.FUNCTIONS.items() if name not in _AS_WRITTEN
+            **{name: make for name, make in SparkParser.FUNCTIONS.items() if name not in _AS_WRITTEN},
+            "TO_DATE": _to_date,
         }
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
             # percentile has a third argument, how often each value counts, which sqlglot leaves out.

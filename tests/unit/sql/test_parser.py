@@ -88,6 +88,9 @@ def test_two_quotes_inside_a_string_are_one_as_in_spark_4() -> None:
     "call",
     [
         "LOG10(x)",
+        "TO_DATE(x, 'yyyy-MM-dd')",
+        "TO_DATE(x, 'yyyy/MM/dd')",
+        "TO_DATE(x)",
         "LOG2(x)",
         "TO_CHAR(x, '999')",
         "PARSE_JSON(x)",
