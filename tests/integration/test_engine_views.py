@@ -144,6 +144,7 @@ def test_a_python_function_of_a_file_is_usable_fails_alone_and_resumes(engine: E
     assert rows(engine, "SELECT * FROM tiers") == rows(engine, fresh)
     engine.sql("INSERT INTO o VALUES (66, 1, -5)")
     until(lambda: state(engine, "tiers") == "failed", "the view should stop")
+    assert rows(engine, "SELECT phase FROM hw_catalog.hw_progress WHERE name = 'tiers'") == [("failed",)]
     until(lambda: any("o.id = 66" in m for m in messages(engine, "tiers")), "hw_errors should name the key")
     assert all("negative" not in m and "-5" not in m for m in messages(engine, "tiers")), "never a value of the row"
     assert any("ValueError" in m for m in messages(engine, "tiers"))

@@ -23,7 +23,8 @@ def _progress_row(core: EngineCore, job_id: int, now: float) -> dict[str, Any]:
     progress = core.progress_of(job_id)
     if job.kind == "table" and not job.spec.get("captured") and not progress.finished:
         progress.finish()
-    return progress.row(now)
+    row = progress.row(now)
+    return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
 
 
 def status_of(core: EngineCore) -> dict[str, Any]:

@@ -98,9 +98,16 @@ def explain(plan: ViewPlan) -> str:
         f"keys:          {', '.join(plan.partition_keys) or '(none: the whole view is one partition)'}",
         f"row identity:  {'by key' if plan.unique else 'by key, content and occurrence number'}",
         f"hidden:        {', '.join(f'{name} {ddl}' for name, ddl in (('_key', 'STRING'), *plan.hidden))}",
-        f"spark jobs:    about {plan.spark_jobs} per refresh of small changes",
+        f"spark jobs:    {_jobs_text(plan)}",
     ]
     if plan.reasons:
         lines.append("why not cheaper:")
         lines.extend(f"  - {reason}" for reason in plan.reasons)
     return "\n".join(lines)
+
+
+def _jobs_text(plan: ViewPlan) -> str:
+    anew = f"about {plan.spark_jobs} per refresh of small changes"
+    if plan.strategy is Strategy.FULL:
+        return anew
+    return f"1, shared with other views, by a plan that is made once; {anew} where it is planned anew"

@@ -141,7 +141,7 @@ def test_explain_names_keys_and_why_not_a_cheaper_strategy() -> None:
     assert "affected_keys" in text
     assert "t.a" in text
     assert "cannot be subtracted exactly" in text
-    assert "spark jobs" in text
+    assert "spark jobs:    1, shared with other views" in text
 
 
 def test_an_expression_that_may_fail_is_not_evaluated_on_pairs_that_never_stood_together() -> None:
