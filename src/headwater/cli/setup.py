@@ -241,6 +241,8 @@ def _problem(config: PostgresConfig, conn: Any, info: TableInfo) -> str:
         require_identity(conn, info)
         describe_table(config, CreateTableFrom("", "t", None, (), "s", external_name(info.schema, info.name)))
     except HeadwaterError as error:
+        if error.code == "SOURCE_PERMISSION":
+            return ""  # the table can be captured once the role may read it: `check` says what to grant
         return f"{error.message}; {error.hint}" if error.hint else error.message
     return ""
 
