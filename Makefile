@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 ARGS ?=
 # A plain mistake shows in the unit tests, in seconds; then what takes longest, so that no long file is left for the end.
-PHASES ?= unit resumption integration spark contract sinks property simulation
+PHASES ?= unit property resumption integration spark contract sinks simulation
 
 export VENV
 

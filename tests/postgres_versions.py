@@ -15,5 +15,6 @@ USUAL = os.environ.get("HW_TEST_POSTGRES", "15")
 OTHERS = ["14", "16", "17"]
 # For `PostgresServer`, and the same as the names of fixtures of conftest.py.
 VERSIONS = ["15", "embedded", *(pytest.param(v, marks=pytest.mark.slow) for v in OTHERS)]
+NEWEST = ["embedded", *(pytest.param(v, marks=pytest.mark.slow) for v in ("15", *OTHERS))]
 SERVERS = ["postgres15", "postgres18", *(pytest.param(f"postgres{v}", marks=pytest.mark.slow) for v in OTHERS)]
 EVERY_SERVER = ["postgres15", "postgres18", *(f"postgres{v}" for v in OTHERS)]

@@ -11,6 +11,7 @@ from cdc_world import open_world
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
+@pytest.mark.slow
 def test_a_newer_server_streams_stored_generated_columns_and_tables_without_a_key(tmp_path: Path) -> None:
     with open_world(tmp_path / "data", "embedded") as newer:
         newer.sql("CREATE TABLE gen (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")

@@ -331,6 +331,7 @@ def test_odd_values_are_grouped_as_in_a_fresh_query(engine: Engine) -> None:
     assert "algebraic" in repr(text)
 
 
+@pytest.mark.slow
 def test_snapshot_that_fails_after_some_chunks_begins_anew_when_the_row_is_mended(engine: Engine) -> None:
     engine.sql("CREATE TABLE text (id INT PRIMARY KEY, t STRING); INSERT INTO text SELECT id, id FROM range(40)")
     last = max(range(40), key=lambda i: (zlib.crc32(str(i).encode()) % 4, i))  # in the last chunk

@@ -27,7 +27,7 @@ from headwater.connectors.postgres.reader_process import ReaderProcess
 from headwater.errors import HeadwaterError, SourceError, TransientError
 from headwater.testing.proxy import TcpProxy
 from headwater.testing.servers import PostgresServer
-from postgres_versions import VERSIONS
+from postgres_versions import NEWEST
 
 pytestmark = pytest.mark.postgres
 PEEK = (
@@ -80,7 +80,7 @@ class Place:
         return parse_lsn(self.one("SELECT pg_current_wal_insert_lsn()::text"))
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=NEWEST)
 def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     if not PostgresServer.available(request.param):
         pytest.skip(f"no binaries of Postgres {request.param} on this machine")

@@ -228,6 +228,7 @@ def test_refused_rows_are_dead_letters_and_are_replayed_as_they_are_now(
     engine.sql("DROP SINK strict; DELETE FROM k WHERE id >= 4000")
 
 
+@pytest.mark.slow
 def test_change_of_the_targets_schema_is_a_clear_state_and_heals(engine: EngineProcess, target: PostgresServer) -> None:
     engine.sql(f"CREATE SINK shape FROM k {into(target, 'shape')}")
     eventually(lambda: len(ids(target, "shape")) == 30, "the snapshot did not arrive")

@@ -20,7 +20,8 @@ from view_harness import MemoryTable, interpreted, random_changes
 from view_segments import SegmentWorld
 
 pytestmark = pytest.mark.spark
-EXAMPLES = max(1, int(os.environ.get("HEADWATER_VIEW_EXAMPLES", "25")) // 8)
+SHARE = 5 if os.environ.get("HEADWATER_SLOW_TESTS") else 25  # of as many as there: an example takes 20 s
+EXAMPLES = max(1, int(os.environ.get("HEADWATER_VIEW_EXAMPLES", "25")) // SHARE)
 FIRST = int(os.environ.get("HEADWATER_VIEW_SEED", "0"))
 VIEWS = 6
 EPOCHS = 3

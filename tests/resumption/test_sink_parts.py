@@ -69,6 +69,7 @@ def staged(order: Path) -> list[int]:
     return [int(line) for line in found.read_text().split()] if found.exists() else []
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_is_there_in_part_is_finished_by_another_number_of_producers(
     engine: EngineProcess, sink_world: SinkWorld, order: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_an_epoch_with_changes_in_k_tables_is_one_spark_job(engine: EngineProces
     assert [engine.sql(f"SELECT count(*) AS n FROM {n}")[0]["n"] for n in names] == [2] * 6
 
 
+@pytest.mark.slow
 def test_views_that_do_not_read_each_other_are_refreshed_by_one_spark_job(engine: EngineProcess) -> None:
     engine.sql("CREATE TABLE sold (id INT PRIMARY KEY, k INT, v DECIMAL(9,2), at TIMESTAMP, tags ARRAY<STRING>)")
     engine.sql("INSERT INTO sold VALUES (1, 1, 2.50, TIMESTAMP '2026-01-01 00:00:00', array('a')); FLUSH")

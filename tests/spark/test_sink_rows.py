@@ -80,7 +80,7 @@ def seen(batch: Any) -> tuple[list[str], list[str]]:
     return next(r["types"] for r in results if r["types"]), sorted(line for r in results for line in r["rows"])
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_rows_in_memory_and_spark_give_the_same_batch(seed: int, spark: Any, tmp_path: Path) -> None:
     rng = random.Random(seed)
     data_dir, segments, seq = DataDir(str(tmp_path)), [], 0
