@@ -29,7 +29,8 @@ pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 ROOT = Path(__file__).parents[2]
 PAGES = {p.name: p for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 NOT_RUN = {"README.md": 1, "spark.md": 3}
-LONG = {"operating.md", "sinks.md", "spark.md"}  # more than half of the time: they start engines, brokers and sessions
+# More than half of the time: they start engines, brokers and sessions of their own.
+LONG = {"operating.md", "sinks.md", "spark.md", "tutorial.md"}
 WITH_SHOP = {"concepts.md", "views.md", "sinks.md", "spark.md"}
 SECRETS = ("PGPASSWORD", "DWH_PASSWORD", "META_PASSWORD")
 SOURCE = (

@@ -189,6 +189,7 @@ def test_what_a_view_uses_is_dropped_only_with_cascade(engine: Engine) -> None:
     assert not {"gone", "gone_1", "gone_2"} & set(left)
 
 
+@pytest.mark.slow
 def test_a_limited_creation_reads_parts_of_vnodes_never_goes_back_and_ends_right(engine: Engine) -> None:
     engine.sql("CREATE TABLE many (id BIGINT PRIMARY KEY, v BIGINT)")
     engine.sql("INSERT INTO many SELECT id, id * 7 FROM range(48)")

@@ -20,11 +20,12 @@ from view_harness import MemoryTable, interpreted, random_changes
 from view_segments import SegmentWorld
 
 pytestmark = pytest.mark.spark
-SHARE = 5 if os.environ.get("HEADWATER_SLOW_TESTS") else 25  # of as many as there: an example takes 20 s
+SLOW = bool(os.environ.get("HEADWATER_SLOW_TESTS"))
+SHARE = 5 if SLOW else 25  # of as many as there: an example takes half a minute and more
 EXAMPLES = max(1, int(os.environ.get("HEADWATER_VIEW_EXAMPLES", "25")) // SHARE)
 FIRST = int(os.environ.get("HEADWATER_VIEW_SEED", "0"))
-VIEWS = 6
-EPOCHS = 3
+VIEWS = 6 if SLOW else 4
+EPOCHS = 3 if SLOW else 2
 FETCHED: list[int] = []  # of each refresh how many views were refreshed by the prepared plan
 
 
