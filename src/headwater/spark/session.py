@@ -51,6 +51,10 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.ui.retainedExecutions": "50",
 }
 
+# Compiled queries are kept (see above), and so is their machine code. A JVM whose space for it is full stops compiling and
+# soon fails in Spark's own threads; the space is an address range, which costs nothing until it is used.
+CODE_CACHE: Final = "-XX:ReservedCodeCacheSize=512m"
+
 
 def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
     """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
@@ -69,7 +73,7 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}", *java_options(java.get("JAVA_HOME", ""))]
-    options += os.environ.get("HEADWATER_JAVA_OPTIONS", "").split()
+    options += [CODE_CACHE, *os.environ.get("HEADWATER_JAVA_OPTIONS", "").split()]
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
     settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
     if master.startswith("local"):
