@@ -229,25 +229,25 @@ class FetchRows:
         return self.place.lookup(files, keys.group_by(list(self.match)).aggregate([]), self.columns)
 
     def _any(self, files: Files, values: pa.Table) -> pa.Table:
-        """Base rows whose key no delta has, and the newest of the deltas: what of them has the values."""
+        """Rows that have had the values are found by an index; what a delta says of their keys is what they are now."""
         place, key = self.place, self.place.schema.key
         wanted = list(dict.fromkeys([*self.columns, *self.match, *key]))
-        delta = _whole(place.data_dir, place.schema, files.delta, [*wanted, OP, SEQ])
-        base = self._candidates(files.base, values, wanted)
-        base = base.filter(pc.invert(among(base, delta.select(list(key)), key)))
-        rows = pa.concat_tables([base, _live(newest_per_key(delta, key)).select(wanted)])
-        rows = rows.filter(among(rows, values, self.match))
-        if rows.num_rows > _run()["most_rows"]:
-            raise TooMany(place.view)
-        return rows
+        base = self._found(files.base, self.match, values, wanted)
+        once = self._found(files.delta, self.match, values, list(key))
+        keys = pa.concat_tables([base.select(list(key)), once]).group_by(list(key)).aggregate([])
+        newest = newest_per_key(self._found(files.delta, key, keys, [*wanted, OP, SEQ]), key)
+        base = base.filter(pc.invert(among(base, newest, key)))
+        rows = pa.concat_tables([base, _live(newest).select(wanted)])
+        return rows.filter(among(rows, values, self.match))
 
-    def _candidates(self, paths: Sequence[str], values: pa.Table, wanted: list[str]) -> pa.Table:
-        hashes = np.unique(key_hashes(values, self.match))
+    def _found(self, paths: Sequence[str], match: Sequence[str], values: pa.Table, wanted: list[str]) -> pa.Table:
+        """The rows of segments that have one of the values, or that a hash cannot tell from those."""
+        hashes = np.unique(key_hashes(values, tuple(match)))
         place, parts, rows = self.place, [], 0
         for path in paths:
             try:
                 segment = opened(place.data_dir, place.schema, path)
-                places = segment.find(self.match, hashes)
+                places = segment.find(tuple(match), hashes)
                 rows += len(places)
                 if rows > _run()["most_rows"]:
                     raise TooMany(place.view)

@@ -41,7 +41,6 @@ Inputs = dict[str, tuple[TableState, InputLog]]
 TOGETHER: Final = 16  # views in one job: its tasks each unpack the plan of all of them
 # So few rows of an input are read whole: that costs less than to ask for some of them.
 WHOLE_ROWS: Final = 10_000
-MOST_DELTA_ROWS: Final = 200_000  # of an input: they are put together by each task that picks rows out of it
 MOST_FILES: Final = 500  # of a view and its inputs: every Python worker of a run is told of all
 # What values may be compared by: types of which Spark and Arrow agree about what is equal.
 _EXACT: Final = re.compile(
@@ -105,8 +104,6 @@ def may_fetch(spark: SparkSession, work: Work) -> bool:
         return False
     lists = [work.view.segments, *(s for state, log in work.inputs.values() for s in (state.segments, log.seen))]
     if sum(map(len, lists)) > MOST_FILES:
-        return False
-    if any(_rows([s for s in segments if s.kind != "base"]) > MOST_DELTA_ROWS for segments in lists):
         return False
     return all(foldable(state.schema) for state in (work.view, *(state for state, _ in work.inputs.values())))
 
