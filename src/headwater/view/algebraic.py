@@ -16,7 +16,7 @@ from headwater.view.inputs import InputText
 from headwater.view.lower import Relation
 from headwater.view.plan import COUNT, ViewPlan
 from headwater.view.relations import Rel, Sql, text_of
-from headwater.view.rows import Evaluator
+from headwater.view.touched import Evaluator
 from headwater.view.tree import Filter, Join, Node, Project, Scan, UnionAll
 
 _SIGN = "_hw_sign"

@@ -24,8 +24,8 @@ from headwater.view.keys import difference, occurrence_key
 from headwater.view.lower import Relation
 from headwater.view.plan import PART, Strategy, ViewPlan
 from headwater.view.relations import Rel, Sql, text_of
-from headwater.view.rows import Evaluator
 from headwater.view.safety import is_eager
+from headwater.view.touched import Evaluator
 from headwater.view.tree import Filter, Node, Project, Scan, UnionAll, joins, used_columns
 
 _PASS = "_hw_pass"
