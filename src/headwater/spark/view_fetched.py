@@ -119,7 +119,7 @@ def _functions(sql: str) -> frozenset[str]:
 
 def prepared(core: Any, spark: SparkSession, works: Sequence[Work]) -> tuple[DataFrame | None, list[Work]]:
     """The plan of those views that have one, and which these are."""
-    key = tuple(work.shape for work in works)
+    key = _key(core, works)
     with _lock:
         plans = _plans.setdefault(spark, OrderedDict())
         if key in plans:
@@ -213,7 +213,7 @@ def run(core: Any, spark: SparkSession, frame: DataFrame, works: Sequence[Work])
         raise TooManyRows from None
     finally:
         context.setLocalProperty(RUN, None)  # type: ignore[arg-type, unused-ignore]
-    _keep(spark, frame, works, known)
+    _keep(spark, frame, _key(core, works), [work.shape for work in works], known)
     return found
 
 
@@ -222,9 +222,13 @@ def _files(segments: Sequence[AnySegment]) -> Files:
     return Files(tuple(sorted(p for base, p in paths if base)), tuple(sorted(p for base, p in paths if not base)))
 
 
-def _keep(spark: SparkSession, frame: DataFrame, works: Sequence[Work], known: set[int]) -> None:
+def _key(core: Any, works: Sequence[Work]) -> Hashable:
+    """What a plan is of; a session may outlive the data directory that a plan was made for."""
+    return (core.data_dir, core.vnode_count, *(work.shape for work in works))
+
+
+def _keep(spark: SparkSession, frame: DataFrame, key: Hashable, shapes: Sequence[Hashable], known: set[int]) -> None:
     """A plan that was one job of one stage can be run again; of others Spark keeps what it shuffled or broadcast."""
-    key = tuple(work.shape for work in works)
     with _lock:
         plans = _plans.setdefault(spark, OrderedDict())
         if key in plans:
@@ -232,15 +236,15 @@ def _keep(spark: SparkSession, frame: DataFrame, works: Sequence[Work], known: s
     one_stage = _was_one_stage(spark.sparkContext, known)
     with _lock:
         if one_stage:
-            _suspects.difference_update(key)
+            _suspects.difference_update(shapes)
             plans[key] = frame
             while len(plans) > _PLANS:
                 plans.popitem(last=False)
-        elif len(key) == 1:
-            _refused[key[0]] = float("inf")
-            _suspects.discard(key[0])
+        elif len(shapes) == 1:
+            _refused[shapes[0]] = float("inf")
+            _suspects.discard(shapes[0])
         else:
-            _suspects.update(key)
+            _suspects.update(shapes)
 
 
 def is_suspect(work: Work) -> bool:
