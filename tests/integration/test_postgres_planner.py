@@ -416,6 +416,39 @@ def test_table_whose_updates_would_fail_once_published_is_refused(db: Db) -> Non
     db.run("INSERT INTO t VALUES (1)", "UPDATE t SET id = 2")
 
 
+@pytest.mark.parametrize(
+    ("columns", "identity", "remedy"),
+    [
+        ("id int, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL", "FULL", "ALTER TABLE t ADD PRIMARY KEY (id)"),
+        ("id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL", "FULL", None),
+        ("id int, twice int GENERATED ALWAYS AS (id * 2) STORED", "FULL", None),
+        ("id int, twice int GENERATED ALWAYS AS (id * 2) STORED PRIMARY KEY", "DEFAULT", None),
+    ],
+    ids=["virtual", "virtual-beside-a-key", "stored", "stored-key"],
+)
+def test_table_whose_generated_columns_would_make_its_updates_fail_once_published_is_refused(
+    db: Db, columns: str, identity: str, remedy: str | None
+) -> None:
+    if db.conn.info.server_version < slots.GENERATED_COLUMNS_SINCE:
+        pytest.skip("since Postgres 18")
+    db.run(f"CREATE TABLE t ({columns})", f"ALTER TABLE t REPLICA IDENTITY {identity}", "INSERT INTO t VALUES (1)")
+    db.run("CREATE PUBLICATION mine WITH (publish_via_partition_root = true)")  # without generated columns
+    config = db.config(publication_name="mine")
+    with pytest.raises(UsageError, match=r"SOURCE_NO_REPLICA_IDENTITY.*twice") as raised:
+        slots.ensure_publication(db.conn, config, db.table("t"))
+    assert [f.sql_to_fix for f in check_source(config, ["t"]) if not f.ok] == [
+        "" if remedy else raised.value.hint.removeprefix("run on the source: ") + ";"
+    ]
+    db.run("UPDATE t SET id = 2")  # nothing was done to the table
+    if remedy is not None:
+        db.run(remedy, "ALTER TABLE t REPLICA IDENTITY DEFAULT")
+    else:
+        db.run(raised.value.hint.removeprefix("run on the source: "))
+    slots.ensure_publication(db.conn, config, db.table("t"))
+    db.run("UPDATE t SET id = 3", "DELETE FROM t")
+    assert [f.what for f in check_source(config, ["t"]) if not f.ok] == []
+
+
 def test_a_partition_whose_changes_come_under_the_name_of_its_root_is_refused_and_noticed(db: Db) -> None:
     db.run("CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)", "CREATE TABLE leaf (id int PRIMARY KEY)")
     root, leaf, config = db.table("root"), db.table("leaf"), db.config()
