@@ -99,6 +99,7 @@ ENGINE: Final[dict[str, str]] = {
     "UPSTREAM_UNREADABLE": "a table that is followed is there, but its changes cannot be read",
     "SPARK_FAILED": "Spark failed in an unforeseen way; it is tried again",
     "SPARK_LOST": "Spark's driver process is gone; start the engine again",
+    "SPARK_OUT_OF_MEMORY": "Spark's driver process had too little memory; start the engine again with more",
     "SPARK_START": "Spark could not be started; check --master, Java and memory",
 }
 

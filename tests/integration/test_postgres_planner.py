@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from headwater.capture.splits import Split, SplitKind, splits_between
-from headwater.connectors.postgres import slots
+from headwater.connectors.postgres import planner, slots
 from headwater.connectors.postgres.catalogue import TableInfo, describe, list_tables
 from headwater.connectors.postgres.check import check_source
 from headwater.connectors.postgres.client import PostgresConfig, connect, parse_lsn
@@ -159,6 +159,24 @@ def test_sample_of_a_table_in_key_order_is_even_too(db: Db) -> None:
     table = db.table("t")
     counts = db.counts(table, plan_splits(db.conn, table, rows_per_split=5000))
     _even(counts, 5000, within=0.5)
+
+
+@pytest.mark.parametrize("key", ['text COLLATE "C"', "char(8)"], ids=["key-ranges", "physical-ranges"])
+def test_large_rows_are_planned_by_their_bytes(db: Db, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "SPLIT_BYTES", 1 << 20)
+    db.run(
+        f"CREATE TABLE t (id {key} PRIMARY KEY, v text)",
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g::text, repeat('x', 1000 + g % 2 * 50000) FROM generate_series(1, 400) g",
+    )
+    table = db.table("t")
+    splits = plan_splits(db.conn, table)
+    counts = db.counts(table, splits)
+    if table.ordered_key:
+        assert 10 <= len(splits) <= 12 and max(counts) < 60
+    else:
+        assert len(splits) >= 10 and max(counts) < 100
+    assert len(plan_splits(db.conn, db.table("t"), rows_per_split=10)) >= len(splits)
 
 
 @pytest.mark.parametrize("rows", [0, 1])

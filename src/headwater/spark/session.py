@@ -39,6 +39,9 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     # Small row groups: a point read decodes little, and the writer holds little.
     "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
+    # The writer looks for the first time after one row, not after 100: those may be more than the JVM's memory. How
+    # many may then pass before it looks again, it finds out by itself.
+    "spark.hadoop.parquet.page.size.row.check.min": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.sql.catalogImplementation": "in-memory",
@@ -51,8 +54,8 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.ui.retainedExecutions": "50",
 }
 
-# Compiled queries are kept (see above), and so is their machine code. A JVM whose space for it is full stops compiling and
-# soon fails in Spark's own threads; the space is an address range, which costs nothing until it is used.
+# Compiled queries are kept (see above), and so is their machine code. A JVM whose space for it is full stops compiling
+# and soon fails in Spark's own threads; the space is an address range, which costs nothing until it is used.
 CODE_CACHE: Final = "-XX:ReservedCodeCacheSize=512m"
 
 
