@@ -26,7 +26,7 @@ import headwater
 from cdc_load import FILL, SCHEMA, TABLES, Chaos, Writers
 from cdc_witness import Witness, parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
-from postgres_versions import OTHERS, USUAL
+from postgres_versions import OTHERS, USUAL, odd_collation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 KEYS = {"acc": ("id",), "comp": ("a", "b"), "nat": ("name",), "ledger": ("id",)}
@@ -89,7 +89,7 @@ def run(source: PostgresServer, folder: Path, seed: int, plan: Plan) -> None:
     print(f"seed {seed} (HW_TEST_SEED={seed} repeats the load)")
     rng = random.Random(seed)
     with source.connect() as connection:
-        connection.execute(SCHEMA.encode())
+        connection.execute(SCHEMA.replace("{collation}", odd_collation(connection)).encode())
         witness = Witness(source.connect, TABLES, frozenset({"big"}))
         witness.watch()
         connection.execute(FILL.format(n=plan.rows).encode())
