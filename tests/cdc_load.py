@@ -27,7 +27,7 @@ SCHEMA = """
 CREATE TABLE acc (id bigint PRIMARY KEY, grp int, val bigint, big text);
 ALTER TABLE acc ALTER big SET STORAGE EXTERNAL;
 CREATE TABLE comp (a text COLLATE "C", b int, val bigint, PRIMARY KEY (a, b));
-CREATE TABLE nat (name text COLLATE "und-x-icu" PRIMARY KEY, val bigint, big text);
+CREATE TABLE nat (name text COLLATE "{collation}" PRIMARY KEY, val bigint, big text);
 ALTER TABLE nat ALTER big SET STORAGE EXTERNAL;
 CREATE TABLE ledger (id uuid PRIMARY KEY, amount numeric(12, 2), note jsonb);
 """

@@ -8,6 +8,7 @@ server with one engine run on another version than 15.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -18,3 +19,9 @@ VERSIONS = ["15", "embedded", *(pytest.param(v, marks=pytest.mark.slow) for v in
 NEWEST = ["embedded", *(pytest.param(v, marks=pytest.mark.slow) for v in ("15", *OTHERS))]
 SERVERS = ["postgres15", "postgres18", *(pytest.param(f"postgres{v}", marks=pytest.mark.slow) for v in OTHERS)]
 EVERY_SERVER = ["postgres15", "postgres18", *(f"postgres{v}" for v in OTHERS)]
+
+
+def odd_collation(connection: Any) -> str:
+    """A collation whose order is not ours; the embedded server is built without ICU."""
+    found = connection.execute("SELECT 1 FROM pg_collation WHERE collname = 'und-x-icu'").fetchone()
+    return "und-x-icu" if found else "C.utf8"

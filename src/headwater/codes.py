@@ -99,6 +99,7 @@ ENGINE: Final[dict[str, str]] = {
     "UPSTREAM_UNREADABLE": "a table that is followed is there, but its changes cannot be read",
     "SPARK_FAILED": "Spark failed in an unforeseen way; it is tried again",
     "SPARK_LOST": "Spark's driver process is gone; start the engine again",
+    "SPARK_OUT_OF_MEMORY": "Spark's driver process had too little memory; start the engine again with more",
     "SPARK_START": "Spark could not be started; check --master, Java and memory",
 }
 
@@ -161,7 +162,7 @@ SOURCES: Final[dict[str, str]] = {
     "SOURCE_NOT_A_TABLE": "what is to be captured is not a table",
     "SOURCE_NOT_FOUND": "the source's database or role does not exist",
     "SOURCE_NO_FREE_SLOT": "all replication slots of the source are in use",
-    "SOURCE_NO_REPLICA_IDENTITY": "updates and deletes of the table would not say which row they mean",
+    "SOURCE_NO_REPLICA_IDENTITY": "updates and deletes would not name their row, or the source would refuse them",
     "SOURCE_PERMISSION": "a privilege is missing in the source; the hint is the statement that grants it",
     "SOURCE_PROTOCOL": "the replication protocol went out of step; the reader starts again",
     "SOURCE_PUBLICATION": "the publication is missing, or lacks a table",

@@ -27,7 +27,6 @@ from headwater.barrier.progress import JobProgress
 from headwater.barrier.recovery import ActorFailure
 from headwater.config import check_master
 from headwater.errors import (
-    DefiniteError,
     HeadwaterError,
     IndeterminateError,
     TransientError,
@@ -224,7 +223,7 @@ class EngineCore:
     async def _watch_spark(self) -> None:
         while self.jobs.alive():
             await asyncio.sleep(SPARK_WATCH_S)
-        self.die(DefiniteError("SPARK_LOST", "Spark's driver process is gone", hint="start the engine again"))
+        self.die(self.jobs.lost())
 
     # -- LaneHost ---------------------------------------------------------------------------------------------------
 

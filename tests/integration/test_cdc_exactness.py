@@ -26,14 +26,14 @@ import headwater
 from cdc_load import FILL, SCHEMA, TABLES, Chaos, Writers
 from cdc_witness import Witness, parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
-from postgres_versions import OTHERS, USUAL
+from postgres_versions import OTHERS, USUAL, odd_collation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 KEYS = {"acc": ("id",), "comp": ("a", "b"), "nat": ("name",), "ledger": ("id",)}
 SETTINGS = {"barrier_interval_ms": "500"}
 SOURCE = """
 CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{host}', port='{port}', username='{user}',
-    password='${{HW_TEST_PASSWORD}}', database.name='{database}', slot.name='headwater');
+    password='${{file:{password}}}', database.name='{database}', slot.name='headwater');
 """
 TABLE = """
 CREATE TABLE {table} (*) FROM shop TABLE 'public.{table}' WITH (backfill.num_rows_per_split='{split}',
@@ -52,12 +52,11 @@ class Plan:
 
 
 @pytest.fixture
-def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresServer]:
+def source(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     version = getattr(request, "param", USUAL)
     if not PostgresServer.available(version):
         pytest.skip(f"no binaries of Postgres {version} on this machine")
     with PostgresServer(version) as server:
-        monkeypatch.setenv("HW_TEST_PASSWORD", server.password)
         yield server
 
 
@@ -90,7 +89,7 @@ def run(source: PostgresServer, folder: Path, seed: int, plan: Plan) -> None:
     print(f"seed {seed} (HW_TEST_SEED={seed} repeats the load)")
     rng = random.Random(seed)
     with source.connect() as connection:
-        connection.execute(SCHEMA.encode())
+        connection.execute(SCHEMA.replace("{collation}", odd_collation(connection)).encode())
         witness = Witness(source.connect, TABLES, frozenset({"big"}))
         witness.watch()
         connection.execute(FILL.format(n=plan.rows).encode())
@@ -98,7 +97,10 @@ def run(source: PostgresServer, folder: Path, seed: int, plan: Plan) -> None:
     restarts: list[float] = []
     with TcpProxy(source.port) as proxy, Writers(source.connect, seed, plan.rows) as writers:
         pipeline = folder / "pipeline.sql"
-        pipeline.write_text(statements(source, proxy, plan))
+        # By a file: in one process there is one JVM for all cases, whose workers have the environment of the first.
+        password = folder / "password"
+        password.write_text(source.password)
+        pipeline.write_text(statements(source, proxy, plan, password))
         with trouble(source, proxy, seed, plan) as chaos:
             for number in range(plan.kills):
                 run_and_kill(pipeline, data, rng.uniform(0.5, 5), "PLANNED" if number == 0 else "HANDED_OVER")
@@ -109,8 +111,10 @@ def run(source: PostgresServer, folder: Path, seed: int, plan: Plan) -> None:
                 check(engine, witness, rng, restarts, plan.samples)
 
 
-def statements(source: PostgresServer, proxy: TcpProxy, plan: Plan) -> str:
-    text = SOURCE.format(host=proxy.host, port=proxy.port, user=source.user, database=source.database)
+def statements(source: PostgresServer, proxy: TcpProxy, plan: Plan, password: Path) -> str:
+    text = SOURCE.format(
+        host=proxy.host, port=proxy.port, user=source.user, database=source.database, password=password
+    )
     for table in TABLES:
         split = max(5000, plan.rows // 4) if table == "comp" else plan.rows // 4  # bulk inserts make it much larger
         text += TABLE.format(table=table, split=split, rate=plan.rows // 6)

@@ -18,6 +18,7 @@ from cdc_witness import Relation, Witness, parse_lsn
 from cdc_world import World, open_world
 from headwater.errors import UsageError
 from headwater.testing.servers import PostgresServer
+from postgres_versions import odd_collation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
@@ -207,7 +208,8 @@ def test_a_unique_index_that_names_rows_is_a_key(world: World) -> None:
 def test_keys_whose_order_is_not_ours_are_copied_whole(world: World) -> None:
     """Numbers that we hold as text, also under a domain, with the ones that are no numbers; text in a natural order."""
     world.sql("CREATE DOMAIN amount AS numeric")
-    world.sql('CREATE TABLE odd (n amount, t text COLLATE "und-x-icu", v int, PRIMARY KEY (n, t))')
+    collation = odd_collation(world.db)
+    world.sql(f'CREATE TABLE odd (n amount, t text COLLATE "{collation}", v int, PRIMARY KEY (n, t))')
     world.sql("INSERT INTO odd SELECT i * 10.5, chr(97 + i % 26), i FROM generate_series(1, 500) i")
     world.sql("INSERT INTO odd VALUES ('NaN', 'a', 0), ('Infinity', 'Z', 0), (-1e40, 'ä', 0); ANALYZE odd")
     world.capture("public.odd", "odd", "backfill.num_rows_per_split='50', backfill.rate_limit='500'")
@@ -242,9 +244,9 @@ def test_only_changes_of_a_table_without_a_key_pass_over_rows_of_before(world: W
     ],
 )
 def test_rows_that_move_between_the_reads_of_pages_are_neither_lost_nor_doubled(world: World, statement: str) -> None:
-    world.sql(
-        'DROP TABLE IF EXISTS moved; CREATE TABLE moved (k text COLLATE "und-x-icu" PRIMARY KEY, v int, pad text)'
-    )
+    collation = odd_collation(world.db)
+    world.sql("DROP TABLE IF EXISTS moved")
+    world.sql(f'CREATE TABLE moved (k text COLLATE "{collation}" PRIMARY KEY, v int, pad text)')
     world.sql("CREATE INDEX moved_v ON moved (v)")
     world.sql("INSERT INTO moved SELECT 'k' || i, 1000 - i, repeat('p', 200) FROM generate_series(1, 1000) i")
     world.sql("DELETE FROM moved WHERE v % 2 = 0; ANALYZE moved")

@@ -105,6 +105,12 @@ def test_copy_and_stream_are_encrypted_and_the_server_is_verified(world: World, 
     assert caught.value.code == "SOURCE_TLS"
 
 
+def waits_for(world: World, name: str) -> str | None:
+    found = world.engine.execute(f"SELECT waiting_for FROM hw_catalog.hw_progress WHERE name = '{name}'")[0]
+    assert found is not None
+    return found.rows[0]["waiting_for"]  # type: ignore[no-any-return]
+
+
 def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(world: World) -> None:
     world.sql("CREATE TABLE slow (id int PRIMARY KEY, v text)")
     world.sql("INSERT INTO slow SELECT i, repeat('x', 500) FROM generate_series(1, 4000) i; ANALYZE slow")
@@ -115,11 +121,18 @@ def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(wo
     # One split of 4000 rows: were the limit only between splits, it would be here by now.
     assert world.splits("slow")[0]["state"] == "PLANNED"
     world.sql("UPDATE slow SET v = 'y' WHERE id % 100 = 0")
+    assert waits_for(world, "slow") is None
     world.engine.execute("ALTER TABLE slow SET BACKFILL_RATE_LIMIT = 0")
+    assert waits_for(world, "slow") == "the rate limit is 0"  # although its read has begun
+    world.engine.execute("PAUSE")
+    assert waits_for(world, "slow") == "RESUME: the engine is paused"
+    world.engine.execute("RESUME")
+    assert waits_for(world, "slow") == "the rate limit is 0"
     world.engine.execute("ALTER TABLE slow SET PARALLELISM = 3")
     time.sleep(2)
     assert world.splits("slow")[0]["state"] == "PLANNED"
     world.engine.execute("ALTER TABLE slow SET BACKFILL_RATE_LIMIT = DEFAULT")
+    assert waits_for(world, "slow") is None
     world.live("slow")
     world.assert_equal("slow", "slow")
 

@@ -243,7 +243,8 @@ def test_a_publication_that_was_dropped_is_made_again_and_every_table_copied_ane
 
 
 def test_generated_columns_are_left_out_with_a_notice_or_refused_by_name(world: World) -> None:
-    world.sql("CREATE TABLE gen (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, v text)")
+    kind = "VIRTUAL" if world.db.info.server_version >= 180_000 else "STORED"  # those of the other kind 18 sends
+    world.sql(f"CREATE TABLE gen (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) {kind}, v text)")
     world.sql("INSERT INTO gen (id, v) VALUES (1, 'x')")
     with pytest.raises(UsageError) as caught:
         world.engine.execute("CREATE TABLE gen (id, twice) FROM shop TABLE 'public.gen'")

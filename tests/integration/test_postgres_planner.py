@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from headwater.capture.splits import Split, SplitKind, splits_between
-from headwater.connectors.postgres import slots
+from headwater.connectors.postgres import planner, slots
 from headwater.connectors.postgres.catalogue import TableInfo, describe, list_tables
 from headwater.connectors.postgres.check import check_source
 from headwater.connectors.postgres.client import PostgresConfig, connect, parse_lsn
@@ -159,6 +159,24 @@ def test_sample_of_a_table_in_key_order_is_even_too(db: Db) -> None:
     table = db.table("t")
     counts = db.counts(table, plan_splits(db.conn, table, rows_per_split=5000))
     _even(counts, 5000, within=0.5)
+
+
+@pytest.mark.parametrize("key", ['text COLLATE "C"', "char(8)"], ids=["key-ranges", "physical-ranges"])
+def test_large_rows_are_planned_by_their_bytes(db: Db, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "SPLIT_BYTES", 1 << 20)
+    db.run(
+        f"CREATE TABLE t (id {key} PRIMARY KEY, v text)",
+        "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g::text, repeat('x', 1000 + g % 2 * 50000) FROM generate_series(1, 400) g",
+    )
+    table = db.table("t")
+    splits = plan_splits(db.conn, table)
+    counts = db.counts(table, splits)
+    if table.ordered_key:
+        assert 10 <= len(splits) <= 12 and max(counts) < 60
+    else:
+        assert len(splits) >= 10 and max(counts) < 100
+    assert len(plan_splits(db.conn, db.table("t"), rows_per_split=10)) >= len(splits)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -414,6 +432,39 @@ def test_table_whose_updates_would_fail_once_published_is_refused(db: Db) -> Non
     db.run(raised.value.hint.split("run on the source: ")[1])
     slots.ensure_publication(db.conn, db.config(), db.table("t"))
     db.run("INSERT INTO t VALUES (1)", "UPDATE t SET id = 2")
+
+
+@pytest.mark.parametrize(
+    ("columns", "identity", "remedy"),
+    [
+        ("id int, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL", "FULL", "ALTER TABLE t ADD PRIMARY KEY (id)"),
+        ("id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL", "FULL", None),
+        ("id int, twice int GENERATED ALWAYS AS (id * 2) STORED", "FULL", None),
+        ("id int, twice int GENERATED ALWAYS AS (id * 2) STORED PRIMARY KEY", "DEFAULT", None),
+    ],
+    ids=["virtual", "virtual-beside-a-key", "stored", "stored-key"],
+)
+def test_table_whose_generated_columns_would_make_its_updates_fail_once_published_is_refused(
+    db: Db, columns: str, identity: str, remedy: str | None
+) -> None:
+    if db.conn.info.server_version < slots.GENERATED_COLUMNS_SINCE:
+        pytest.skip("since Postgres 18")
+    db.run(f"CREATE TABLE t ({columns})", f"ALTER TABLE t REPLICA IDENTITY {identity}", "INSERT INTO t VALUES (1)")
+    db.run("CREATE PUBLICATION mine WITH (publish_via_partition_root = true)")  # without generated columns
+    config = db.config(publication_name="mine")
+    with pytest.raises(UsageError, match=r"SOURCE_NO_REPLICA_IDENTITY.*twice") as raised:
+        slots.ensure_publication(db.conn, config, db.table("t"))
+    assert [f.sql_to_fix for f in check_source(config, ["t"]) if not f.ok] == [
+        "" if remedy else raised.value.hint.removeprefix("run on the source: ") + ";"
+    ]
+    db.run("UPDATE t SET id = 2")  # nothing was done to the table
+    if remedy is not None:
+        db.run(remedy, "ALTER TABLE t REPLICA IDENTITY DEFAULT")
+    else:
+        db.run(raised.value.hint.removeprefix("run on the source: "))
+    slots.ensure_publication(db.conn, config, db.table("t"))
+    db.run("UPDATE t SET id = 3", "DELETE FROM t")
+    assert [f.what for f in check_source(config, ["t"]) if not f.ok] == []
 
 
 def test_a_partition_whose_changes_come_under_the_name_of_its_root_is_refused_and_noticed(db: Db) -> None:

@@ -62,6 +62,7 @@ class TableBackfill(CapturedJob):
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._launch_floor = self.floor
+        self._held = ""  # what was told of it last
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
@@ -172,6 +173,14 @@ class TableBackfill(CapturedJob):
     def settings_changed(self) -> None:
         self._write_control()
         self._wake.set()
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        """At once: a read that has begun stays in its job for a while, in case the limit is lifted again soon."""
+        before, self._held = self._held, self.held
+        to_read = (SplitState.PLANNED, SplitState.READING)
+        if self._held != before and any(x.state in to_read for x in self.splits.values()):
+            self.report(waiting_for=self._held)
 
     async def wait(self, seconds: float) -> None:
         """Until a setting changes, or the time is over."""

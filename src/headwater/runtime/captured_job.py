@@ -102,6 +102,13 @@ class CapturedJob:
         return None if value is None else int(value)
 
     @property
+    def held(self) -> str:
+        """Why nothing of the table may be read at the moment; empty if something may."""
+        if self.core.paused:
+            return "RESUME: the engine is paused"
+        return "the rate limit is 0" if self.rate_limit == 0 else ""
+
+    @property
     def parallelism(self) -> int:
         settings = self.settings
         found = settings.get("parallelism") or settings.get("backfill_parallelism") or DEFAULT_PARALLELISM

@@ -136,8 +136,7 @@ class Copying:
         elif not waiting and not (self.core.paused or table.replacing or self._asked_for_barrier):
             await self._hand_over_now()
         elif not waiting or table.rate_limit == 0:
-            held = "RESUME: the engine is paused" if self.core.paused else "the rate limit is 0"
-            table.report(waiting_for=held if waiting else "")
+            table.report(waiting_for=table.held if waiting else "")
             await table.wait(POLL_S)
         elif table.kind is SplitKind.KEY:
             await self._read_ranges()

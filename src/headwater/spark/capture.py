@@ -32,10 +32,11 @@ from headwater.spark.toast import (
     unknown_value,
 )
 from headwater.storage.files import DataDir
-from headwater.storage.segments import newest_per_key, read_segments, write_segment
+from headwater.storage.segments import column_widths, newest_per_key, read_segments, write_segment
 
 FLUSH_BYTES: Final = 64 << 20  # of decoded rows: a transaction larger than that becomes several segments
 SHARED_BYTES: Final = 128 << 20  # of the spool that a task keeps for several tables
+WIDTH_SEGMENTS: Final = 8  # whose footers tell how large the values of a column are
 ORDER_STRIDE: Final = 1 << 34  # orders of one piece of the spool: two per frame, and a file has fewer frames than this
 
 
@@ -145,6 +146,7 @@ class _OneTable:
         """
         truncate: list[int] | None = None
         parts: list[Events] = []
+        widths: dict[str, float] = {}
         number = 0
         for batch, base in self._batches(self.pieces):
             last = -1
@@ -154,13 +156,16 @@ class _OneTable:
                 parts = []
                 segments.clear()  # their files are left over, and swept
             part = self._passing(batch, base, last)
-            if len(part):
-                parts.append(part)
+            if part.unchanged and not widths:
+                widths = self._widths(part.unchanged)
             # Values that a patch must give are followed over all events of the epoch.
-            whole = self.table.patches and any(p.unchanged for p in parts)
-            if sum(p.rows.nbytes for p in parts) > FLUSH_BYTES and not whole:
-                number += self._write(parts, number, segments)
-                parts = []
+            whole = self.table.patches and any(p.unchanged for p in (*parts, part))
+            for piece in [part] if whole else part.pieces(widths, FLUSH_BYTES):
+                if len(piece):
+                    parts.append(piece)
+                if sum(p.size(widths) for p in parts) > FLUSH_BYTES and not whole:
+                    number += self._write(parts, number, segments)
+                    parts = []
         if parts:
             self._write(parts, number, segments)
         return truncate
@@ -308,6 +313,11 @@ class _OneTable:
         )
         patches = [(self._seen_by(p.snapshot, filling.xids), self._patch_rows(p, filling)) for p in self.table.patches]
         return filling.filled(self._by_key(found, filling.names), patches)
+
+    def _widths(self, names: Iterable[str]) -> dict[str, float]:
+        """How many bytes a value of these columns has, on average, in what we hold."""
+        some = self.table.segments[:: max(1, len(self.table.segments) // WIDTH_SEGMENTS)]
+        return column_widths(self.job.data_dir, some, names)
 
     def _ahead(self) -> Events | None:
         parts = []

@@ -10,12 +10,15 @@ from typing import Any, Final, TypeVar
 
 from pyspark.sql import SparkSession
 
+from headwater.errors import DefiniteError
+
 T = TypeVar("T")
 
 # Threads per pool bound how much of it runs at once: a big copy must not starve the live stream. Sinks have more,
 # because theirs mostly wait for a target, and one that does not answer must not hold the others up. Each reader of a
 # copy has jobs of its own; how many there are is bounded by Spark's slots (`runtime/reads.py`: `ReadSlots`).
 POOLS: Final[dict[str, int]] = {"capture": 2, "view": 4, "sink": 24, "backfill": 32, "compaction": 1, "query": 8}
+OUT_OF_MEMORY: Final = 52  # the exit code that Spark gives to a JVM which it ends for that
 
 
 class JobRunner:
@@ -72,11 +75,23 @@ class JobRunner:
 
     def alive(self) -> bool:
         """Whether the driver's JVM still answers."""
+        return self._exit_code() is None
+
+    def lost(self) -> DefiniteError:
+        """What there is to say of a driver's JVM that is gone."""
+        if self._exit_code() == OUT_OF_MEMORY:
+            return DefiniteError(
+                "SPARK_OUT_OF_MEMORY",
+                "Spark's driver process had too little memory and has ended",
+                hint="start the engine again with more: HEADWATER_DRIVER_MEMORY=4g; nothing that was committed is lost",
+            )
+        return DefiniteError("SPARK_LOST", "Spark's driver process is gone", hint="start the engine again")
+
+    def _exit_code(self) -> int | None:
         context = self._context()
-        if context is None:
-            return True
-        process = getattr(context._gateway, "proc", None)
-        return process is None or process.poll() is None
+        process = getattr(context._gateway, "proc", None) if context is not None else None
+        code: int | None = process.poll() if process is not None else None
+        return code
 
     def close(self) -> None:
         for threads in self._threads.values():

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -67,6 +68,10 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
         return DefiniteError(code, _RUNTIME.get(condition, "the query failed while it ran"), detail=condition)
     if "FileNotFoundException" in text or "does not exist" in text:
         return TransientError("SEGMENT_GONE", "a file that the query needs is gone", hint="run it again")
+    if isinstance(error, Py4JNetworkError | ConnectionRefusedError):
+        return TransientError(
+            "SPARK_LOST", "Spark's driver process has ended while it ran this", hint="see how the engine ended"
+        )
     return TransientError("SPARK_FAILED", f"Spark failed: {condition}", hint="see the engine's log")
 
 

@@ -39,6 +39,9 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.hadoop.parquet.compression.codec.zstd.level": "1",
     # Small row groups: a point read decodes little, and the writer holds little.
     "spark.hadoop.parquet.block.size": str(16 * 1024 * 1024),
+    # The writer looks for the first time after one row, not after 100: those may be more than the JVM's memory. How
+    # many may then pass before it looks again, it finds out by itself.
+    "spark.hadoop.parquet.page.size.row.check.min": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.sql.catalogImplementation": "in-memory",

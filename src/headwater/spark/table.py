@@ -115,9 +115,12 @@ class TableReader:
     def _net(self, delta: Sequence[AnySegment], where: Column | None) -> DataFrame:
         """The newest row per key of the deltas, with its `_op`."""
         rows = self._scan(delta, where)
-        if _rows(delta) > FOLDED_ROWS:
-            # Whole rows as an aggregate make Spark sort them all; numbers alone are aggregated by hashing.
+        if _rows(delta) > FOLDED_ROWS or has_wide_deltas(delta):
+            # Whole rows as an aggregate make Spark sort them all, with columns that nobody asked for; numbers alone are
+            # aggregated by hashing. Wide rows stay where they are: the keys go to them.
             newest = rows.groupBy(*self._key()).agg(F.max(SEQ).alias(SEQ))
+            if has_wide_deltas(delta):
+                newest = F.broadcast(newest)
             return rows.join(newest, [*self.schema.key, SEQ], "left_semi")
         if _bytes(delta) <= SMALL_DELTA_BYTES:
             rows = rows.coalesce(1)
@@ -137,6 +140,12 @@ class TableReader:
 
     def _key(self) -> list[str]:
         return [quoted(k) for k in self.schema.key]
+
+
+def has_wide_deltas(segments: Sequence[AnySegment]) -> bool:
+    """Whether deltas have few rows and many bytes: their keys are little, their rows better left where they are."""
+    delta = _split(segments)[1]
+    return _rows(delta) <= FOLDED_ROWS and _bytes(delta) > SMALL_DELTA_BYTES
 
 
 def empty_frame(spark: SparkSession, fields: Sequence[tuple[str, str]]) -> DataFrame:

@@ -13,7 +13,7 @@ later P helps (`Overtaken`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,6 +92,33 @@ class Events:
 
     def __len__(self) -> int:
         return int(self.rows.num_rows)
+
+    def size(self, widths: Mapping[str, float]) -> float:
+        """Bytes of the events once values that were left out are filled in, which are so wide."""
+        left_out = sum(float(m.sum()) * widths.get(name, 0.0) for name, m in self.unchanged.items())
+        return float(self.rows.nbytes) + left_out
+
+    def pieces(self, widths: Mapping[str, float], limit: float) -> Iterator[Events]:
+        """The same events in pieces of about so many bytes once they are filled."""
+        count = max(1, min(len(self), round(self.size(widths) / limit)))
+        first = 0
+        for i in range(1, count + 1):
+            end = len(self) if i == count else max(first, len(self) * i // count)
+            # A delete may be the first half of a change of key, whose second half still looks the row up.
+            while 0 < end < len(self) and self.rows.column(OP)[end - 1].as_py() == OP_DELETE:
+                end += 1
+            if end > first:
+                yield self._slice(first, end - first)
+            first = end
+
+    def _slice(self, first: int, count: int) -> Events:
+        masks = {name: mask[first : first + count] for name, mask in self.unchanged.items()}
+        return Events(
+            self.rows.slice(first, count),
+            self.before.slice(first, count),
+            {name: mask for name, mask in masks.items() if mask.any()},
+            self.known[first : first + count],
+        )
 
 
 def row_text(table: pa.Table, key: Sequence[str]) -> pa.Array:

@@ -21,12 +21,13 @@ from headwater.spark.query import explained
 from headwater.spark.row_writer import RowWriter, writable, write_rows
 from headwater.spark.segment import segment_query, write_frame, write_sorted
 from headwater.spark.session import quick_session
-from headwater.spark.table import TableReader
-from headwater.spark.view import Source, initial, refresh
+from headwater.spark.table import TableReader, has_wide_deltas
+from headwater.spark.view import Source, bound_name, initial, refresh
 from headwater.spark.view_input import segment_source
 from headwater.spark.width import is_wide, may_grow
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import segment_folder
+from headwater.view.inputs import FrameText
 from headwater.view.plan import Strategy, ViewPlan
 
 Inputs = view_fetched.Inputs
@@ -178,8 +179,18 @@ def may_be_wide(view: ViewState, inputs: Inputs) -> bool:
 def initial_segments(core: Any, view: ViewState, inputs: Inputs, tasks: int | None = None) -> list[NewSegment]:
     """The rows of a new view over its inputs' present segments (`view_chunk.py`: of a part of them)."""
     with explained("VIEW_FAILED"):
-        frame = initial(core.spark, _plan(view), _sources(core.reader, as_created(view, inputs)))
+        frame = initial(core.spark, _plan(view), _whole(core, as_created(view, inputs)))
         return write_view(core, view, inputs, frame, kind="base", tasks=tasks)
+
+
+def _whole(core: Any, inputs: Inputs) -> dict[str, Source]:
+    """The inputs as they are. Of wide rows the newest are found by their keys (`table.py`): they are never sorted."""
+    sources = _sources(core.reader, inputs)
+    for i, (name, (state, _)) in enumerate(sorted(inputs.items())):
+        if has_wide_deltas(state.segments):
+            rows = partial(core.reader(state.schema).snapshot, state.segments)
+            sources[name] = Source(FrameText(bound_name(i), state.schema, False), {f"{bound_name(i)}_after": rows})
+    return sources
 
 
 def at_most(frame: DataFrame, tasks: int | None) -> DataFrame:

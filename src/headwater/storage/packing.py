@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from headwater.model.schema import OP, SEQ, VNODE
 
 SAMPLE_ROWS: Final = 4096  # rows are in the order of a hash, so the first ones are a fair sample
+SAMPLE_BYTES: Final = 16 << 20  # of wide rows a few tell as much
 CODEC: Final = "zstd"
 CODEC_LEVEL: Final = 1
 WORTH: Final = 0.4  # of its size: what shrinks less is not packed
@@ -29,7 +30,8 @@ _BLOCK: Final = 128  # differences share a base, and each quarter of a block one
 
 def packing(rows: pa.Table) -> dict[str, Any]:
     """What `pyarrow.parquet.write_table` is to be told about a table that ends with `_vnode`, `_op` and `_seq`."""
-    sample = rows.slice(0, SAMPLE_ROWS)
+    width = max(1, rows.nbytes // max(1, rows.num_rows))
+    sample = rows.slice(0, max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // width)))
     repeating = [n for n in rows.column_names if n in (VNODE, OP, SEQ) or _repeats(sample.column(n))]
     near = [n for n in rows.column_names if n not in repeating and _are_near(sample.column(n))]
     packed: dict[str, Any] = {"use_dictionary": repeating, "store_decimal_as_integer": True}

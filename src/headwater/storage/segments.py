@@ -13,7 +13,7 @@ own writer, for bulk work.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,6 +31,10 @@ from headwater.storage.files import DataDir, segment_path
 from headwater.storage.packing import packing
 
 ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
+# Of wide rows fewer: whoever reads has a row group of a column in memory, and Spark's JVM has little of it.
+ROW_GROUP_BYTES: Final = 32 << 20
+PAGE_BYTES: Final = 1 << 20
+PAGE_ROWS: Final = 1024  # how often Arrow's writer looks whether a page is full
 
 ROWS_AT_A_TIME: Final = 1024
 KNOWN_SEGMENTS: Final = 100_000  # whose format is remembered, some 20 MB
@@ -69,9 +73,18 @@ def write_segment(
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
-        pq.write_table(rows, out, row_group_size=ROW_GROUP_ROWS, **packed)
+        pq.write_table(rows, out, **_groups(rows), **packed)
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
+
+
+def _groups(rows: pa.Table) -> dict[str, int]:
+    """How many rows are a row group, and are put into a page at a time; a row is never cut, however large."""
+    width = max(1, rows.nbytes // max(1, rows.num_rows))
+    return {
+        "row_group_size": max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // width)),
+        "write_batch_size": max(1, min(PAGE_ROWS, PAGE_BYTES // width)),
+    }
 
 
 def _order(rows: pa.Table, key: Sequence[str]) -> pa.Array:
@@ -170,6 +183,23 @@ def without_vnode(data_dir: DataDir, paths: Sequence[str]) -> frozenset[str]:
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
             list(threads.map(look, unknown))
     return frozenset(p for p in paths if not _has_vnode.get((data_dir.root, p), True))
+
+
+def column_widths(data_dir: DataDir, paths: Sequence[str], names: Iterable[str]) -> dict[str, float]:
+    """Bytes of an average value of these columns, as the footers of some segments have them."""
+    sizes = dict.fromkeys(names, 0)
+    rows = 0
+    for path in paths:
+        fs, target = data_dir.path(path)
+        with fs.open_input_file(target) as source:
+            footer = pq.read_metadata(source)
+        rows += footer.num_rows
+        for group in (footer.row_group(i) for i in range(footer.num_row_groups)):
+            for column in (group.column(i) for i in range(group.num_columns)):
+                name = column.path_in_schema.split(".", 1)[0]
+                if name in sizes:
+                    sizes[name] += column.total_uncompressed_size
+    return {name: size / max(1, rows) for name, size in sizes.items()}
 
 
 def _conforming(table: pa.Table, wanted: pa.Schema) -> pa.Table:

@@ -83,6 +83,33 @@ def test_filled_events_lead_to_the_table_that_the_plain_twin_has(found: Any) -> 
     assert final(events, fill(events, before)) == {k: v for k, v in after.items() if k in touched}
 
 
+@settings(max_examples=200, deadline=None)
+@given(history(), st.integers(1, 40))
+def test_events_filled_piece_by_piece_lead_to_the_same_table(found: Any, limit: int) -> None:
+    events, before, after = found
+    table, done = dict(before), 0
+    for piece in as_events(events).pieces({"v": 10.0}, float(limit)):
+        part = events[done : done + len(piece)]
+        values = fill(part, table) if piece.unchanged else [e[3] for e in part]
+        assert piece.rows.column("k").to_pylist() == [e[1] for e in part]
+        for event, value in zip(part, values, strict=True):
+            table.pop(event[1], None)
+            if event[0] == 1:
+                table[event[1]] = str(value)
+        done += len(piece)
+    assert (table, done) == (after, len(events))
+
+
+def test_pieces_are_bounded_by_what_is_filled_in_and_keep_a_change_of_key_together() -> None:
+    touches: list[Event] = [(1, str(i), str(i), None, True) for i in range(100)]
+    assert [len(p) for p in as_events(touches).pieces({"v": 1e6}, 1e7)] == [10] * 10
+    assert [len(p) for p in as_events(touches).pieces({"v": 1.0}, 1e7)] == [100]
+    moves: list[Event] = []
+    for i in range(9):
+        moves += [(2, str(i), str(i), None, False), (1, f"{i}x", str(i), None, True)]
+    assert all(p.rows.column("_op")[-1].as_py() == 1 for p in as_events(moves).pieces({"v": 1e6}, 1e6))
+
+
 def test_a_value_that_nobody_has_must_be_read_at_the_source() -> None:
     with pytest.raises(Missing) as raised:
         fill([(1, "a", "a", None, True)], {})

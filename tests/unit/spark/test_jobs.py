@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headwater.spark.jobs import JobRunner
 
 
@@ -28,3 +30,15 @@ def test_reads_of_all_tables_are_one_stage_and_those_of_one_can_be_cancelled() -
     runner.close()
     assert cancelled == ["headwater-backfill-7-1"]
     assert counted == [("backfill", 1), ("backfill", 1)]
+
+
+@pytest.mark.parametrize(("exit_code", "code"), [(52, "SPARK_OUT_OF_MEMORY"), (-9, "SPARK_LOST"), (1, "SPARK_LOST")])
+def test_a_driver_that_had_too_little_memory_is_told_from_one_that_is_gone(exit_code: int, code: str) -> None:
+    codes: list[int | None] = [None, exit_code, exit_code]
+    process = SimpleNamespace(poll=lambda: codes.pop(0))
+    spark: Any = SimpleNamespace(_sc=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+    runner = JobRunner(spark, lambda *_: None)
+    assert runner.alive()
+    assert not runner.alive()
+    assert runner.lost().code == code
+    runner.close()

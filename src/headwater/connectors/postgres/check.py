@@ -135,14 +135,20 @@ def _table(
     try:
         table = describe(conn, *split_name(name, config.schema))
     except UsageError as error:
-        fix = error.hint.removeprefix(RUN) + ";" if error.hint.startswith(RUN) else ""
-        return [Finding(False, error.message, fix)]
+        return [_refused(error)]
     return [
         *readable(conn, config, table),
         _identity(conn, table),
         _published(conn, config, table, publication, exists=exists),
         *_left_out(conn, config, table),
     ]
+
+
+def _refused(error: UsageError) -> Finding:
+    """What a statement would be refused with; the remedy is in the text where it is no SQL."""
+    if error.hint.startswith(RUN):
+        return Finding(False, error.message, error.hint.removeprefix(RUN) + ";")
+    return Finding(False, f"{error.message} ({error.hint})" if error.hint else error.message)
 
 
 def readable(conn: Connection, config: PostgresConfig, table: TableInfo) -> tuple[Finding, Finding]:
@@ -198,12 +204,13 @@ def _published(
 ) -> Finding:
     """`exists`: the publication is there by the time when what is said here is run."""
     try:
+        slots.require_sent_identity(conn, config, table)
         if publication is not None:
             slots.require_complete(conn, config, table, publication)
             if slots.publishes(conn, config.publication, table):
                 return Finding(True, f"{table.qualified} is in publication {config.publication}")
     except UsageError as error:
-        return Finding(False, error.message, error.hint.removeprefix("run on the source: ") + ";")
+        return _refused(error)
     statement = (
         slots.add_table_sql(conn, config.publication, table)
         if exists

@@ -38,6 +38,7 @@ Connection = psycopg.Connection[Any]
 
 WHOLE_PAGES: Final = 2_000  # up to 16 MB the keys are read whole: that takes less than a second
 SAMPLE_PAGES_PER_SPLIT: Final = 40  # rows of a page are neighbours: what counts is the number of pages, ± 1/√40
+SPLIT_BYTES: Final = 128 << 20  # on the source's disk; a reader has a split in memory, some four times as large
 ASSUMED_ROWS_PER_PAGE: Final = 50  # where there are no statistics
 # Values that sort in the server but have no place between finite ones: as bounds they are left out, and rows that have
 # them fall into the first or last split (NaN and Infinity sort last, -Infinity first).
@@ -52,7 +53,8 @@ _FLUSH: Final = "SET synchronous_commit = local; SELECT pg_logical_emit_message(
 
 
 def plan_splits(conn: Connection, table: TableInfo, *, rows_per_split: int = DEFAULT_ROWS_PER_SPLIT) -> list[Split]:
-    """The splits of a table, about `rows_per_split` rows each, at most MAX_SPLITS; never none."""
+    """The splits of a table, about `rows_per_split` rows each or fewer if they are large, at most MAX_SPLITS; never
+    none."""
     with translated(f"planning the splits of {table.qualified}"):
         if not table.ordered_key:
             return _physical_splits(table, rows_per_split)
@@ -87,6 +89,7 @@ def _physical_splits(table: TableInfo, rows_per_split: int) -> list[Split]:
     pages = table.largest_pages
     per_page = table.rows / table.pages if table.rows > 0 and table.pages else ASSUMED_ROWS_PER_PAGE
     step = max(1, math.ceil(rows_per_split / max(per_page, 1e-9)))
+    step = max(1, min(step, pages // _least_splits(table)))
     step = max(step, -(-pages // MAX_SPLITS)) if pages else step
     return splits_between([(f"({page},0)",) for page in range(step, pages, step)], SplitKind.CTID)
 
@@ -100,7 +103,7 @@ def _sampled_bounds(conn: Connection, table: TableInfo, rows_per_split: int) -> 
     query = sql.SQL(
         "SELECT {texts} FROM (SELECT {keys}, row_number() OVER (ORDER BY {keys}) - 1 AS _hw_row, "
         "count(*) OVER () AS _hw_all FROM {table} {sample}) AS t, "
-        "LATERAL (SELECT greatest(1, least({most}, ceil(_hw_all * {scale} / {target})))::int8 AS _hw_splits) AS s "
+        "LATERAL (SELECT least({most}, greatest({least}, ceil(_hw_all * {scale} / {target})))::int8 AS _hw_splits) s "
         "WHERE _hw_row > 0 AND _hw_row * _hw_splits / _hw_all > (_hw_row - 1) * _hw_splits / _hw_all "
         "ORDER BY _hw_row"
     ).format(
@@ -109,6 +112,7 @@ def _sampled_bounds(conn: Connection, table: TableInfo, rows_per_split: int) -> 
         table=table.from_clause,
         sample=sql.SQL("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)").format(percent) if percent < 100 else sql.SQL(""),
         most=MAX_SPLITS,
+        least=_least_splits(table),
         scale=100 / percent,
         target=rows_per_split,
     )
@@ -121,9 +125,14 @@ def _sample_percent(table: TableInfo, rows_per_split: int) -> float:
     if table.pages <= WHOLE_PAGES:
         return 100.0
     rows = table.rows if table.rows > 0 else table.pages * ASSUMED_ROWS_PER_PAGE
-    splits = min(MAX_SPLITS, max(1, math.ceil(rows / rows_per_split)))
+    splits = min(MAX_SPLITS, max(_least_splits(table), math.ceil(rows / rows_per_split)))
     wanted = max(WHOLE_PAGES, splits * SAMPLE_PAGES_PER_SPLIT)
     return min(100.0, 100.0 * wanted / table.pages)
+
+
+def _least_splits(table: TableInfo) -> int:
+    """How many a table of this size has at least, whatever the number of its rows."""
+    return max(1, math.ceil(table.size_bytes / SPLIT_BYTES))
 
 
 # -- reading one split ---------------------------------------------------------------------------------------------

@@ -126,6 +126,7 @@ def ensure_publication(conn: Connection, config: PostgresConfig, table: TableInf
         require_identity(conn, table)
         publication = publication_of(conn, config.publication)
         if publication is None:
+            require_sent_identity(conn, config, table)
             statement = create_publication_sql(conn, config.publication, table)
             _change(conn, config, statement, f"publication {config.publication} does not exist")
             return PublicationState(created=True, added=True)
@@ -133,6 +134,7 @@ def ensure_publication(conn: Connection, config: PostgresConfig, table: TableInf
         if publishes(conn, config.publication, table):
             return PublicationState(created=False, added=False)
         require_own_name(conn, config, table)
+        require_sent_identity(conn, config, table)
         _change(
             conn,
             config,
@@ -161,7 +163,9 @@ def publishes(conn: Connection, publication: str, table: TableInfo) -> bool:
             (publication, table.published_as, publication, table.published_as),
         )
         raise UsageError(
-            "SOURCE_PUBLICATION_FILTERED", f"publication {publication} has {what} of {table.qualified}", hint=fix
+            "SOURCE_PUBLICATION_FILTERED",
+            f"publication {publication} has {what} of {table.qualified}",
+            hint=f"run on the source: {fix}",
         )
     return True
 
@@ -255,6 +259,31 @@ def require_identity(conn: Connection, table: TableInfo) -> None:
     raise UsageError("SOURCE_NO_REPLICA_IDENTITY", f"table {table.qualified} {what}", hint=hint)
 
 
+def require_sent_identity(conn: Connection, config: PostgresConfig, table: TableInfo) -> None:
+    """Since version 18 a table refuses every UPDATE and DELETE of its users while it is in a publication that does not
+    send a generated column of its replica identity; of a virtual one none does. UsageError before we do that to them.
+    """
+    if conn.info.server_version < GENERATED_COLUMNS_SINCE:
+        return
+    sent = streamed_columns(conn, config.publication, table)
+    unsent = [c for c in table.columns if c.generated and c.name in table.identity_columns and c.name not in sent]
+    if not unsent:
+        return
+    if not any(c.virtual for c in unsent):
+        template, names = "ALTER PUBLICATION {} SET (publish_generated_columns = stored)", [config.publication]
+        hint = f"run on the source: {_text(conn, template, names)}"
+    elif table.key:
+        hint = f"run on the source: {_text(conn, 'ALTER TABLE {} REPLICA IDENTITY DEFAULT', [table.identifier])}"
+    else:
+        hint = "give the table a primary key and REPLICA IDENTITY DEFAULT, or make the column STORED"
+    raise UsageError(
+        "SOURCE_NO_REPLICA_IDENTITY",
+        f"column {unsent[0].name} of table {table.qualified} is generated, part of its replica identity and not sent: "
+        "once published, the table would refuse every update and delete",
+        hint=hint,
+    )
+
+
 def require_complete(conn: Connection, config: PostgresConfig, table: TableInfo, publication: dict[str, Any]) -> None:
     """The publication sends every kind of change, and partitions under their root; UsageError with the SQL if not."""
     if not publication["all_operations"]:
@@ -262,7 +291,9 @@ def require_complete(conn: Connection, config: PostgresConfig, table: TableInfo,
             conn, "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')", (config.publication,)
         )
         raise UsageError(
-            "SOURCE_PUBLICATION", f"publication {config.publication} leaves out some kinds of change", hint=fix
+            "SOURCE_PUBLICATION",
+            f"publication {config.publication} leaves out some kinds of change",
+            hint=f"run on the source: {fix}",
         )
     if table.partitioned and not publication["via_root"]:
         fix = _text(conn, "ALTER PUBLICATION {} SET (publish_via_partition_root = true)", (config.publication,))
