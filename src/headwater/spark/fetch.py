@@ -230,7 +230,7 @@ class FetchRows:
 
     def _any(self, files: Files, values: pa.Table) -> pa.Table:
         """Rows that have had the values are found by an index; what a delta says of their keys is what they are now."""
-        place, key = self.place, self.place.schema.key
+        key = self.place.schema.key
         wanted = list(dict.fromkeys([*self.columns, *self.match, *key]))
         base = self._found(files.base, self.match, values, wanted)
         once = self._found(files.delta, self.match, values, list(key))

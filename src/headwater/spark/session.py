@@ -51,8 +51,8 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.ui.retainedExecutions": "50",
 }
 
-# Compiled queries are kept (see above), and so is their machine code. A JVM whose space for it is full stops compiling and
-# soon fails in Spark's own threads; the space is an address range, which costs nothing until it is used.
+# Compiled queries are kept (see above), and so is their machine code. A JVM whose space for it is full stops compiling
+# and soon fails in Spark's own threads; the space is an address range, which costs nothing until it is used.
 CODE_CACHE: Final = "-XX:ReservedCodeCacheSize=512m"
 
 
