@@ -63,6 +63,10 @@ def messages(engine: Engine, name: str) -> list[str]:
     return [r[0] for r in rows(engine, f"SELECT message FROM hw_catalog.hw_errors WHERE name = '{name}'")]
 
 
+def errors(engine: Engine, name: str) -> list[tuple[Any, ...]]:
+    return rows(engine, f"SELECT code, message FROM hw_catalog.hw_errors WHERE name = '{name}'")
+
+
 def at_epoch(engine: Engine, name: str, epoch: int) -> list[tuple[Any, ...]] | None:
     """A view's rows; None before it was live."""
     try:
@@ -279,6 +283,28 @@ def test_the_epochs_at_which_a_view_had_stopped_cannot_be_read(engine: Engine) -
         found = rows(engine, f"SELECT * FROM go VERSION AS OF {epoch}")
         assert found == rows(engine, f"SELECT id, 10 / n AS q FROM stop VERSION AS OF {epoch}")
     engine.sql("DROP TABLE stop CASCADE")
+
+
+def test_views_on_a_view_that_has_stopped_stop_and_resume_with_it(engine: Engine) -> None:
+    engine.sql("CREATE TABLE below (id INT PRIMARY KEY, n INT); INSERT INTO below VALUES (1, 5); FLUSH")
+    levels = {"mid": "SELECT id, 10 / n AS q FROM below", "top": "SELECT count(*) AS n FROM mid"}
+    levels["peak"] = "SELECT n, (SELECT count(*) FROM below) AS every FROM top"
+    for name, query in levels.items():
+        created(engine, name, query)
+    before = engine.core.meta.committed_epoch()
+    engine.sql("INSERT INTO below VALUES (2, 0), (3, 2); FLUSH")
+    until(lambda: all(state(engine, name) == "failed" for name in levels), "all of them should stop")
+    assert all("INPUT_FAILED" in repr(errors(engine, name)) for name in ("top", "peak"))
+    stopped = engine.core.meta.committed_epoch()
+    engine.sql("DELETE FROM below WHERE id = 2; FLUSH; RECOVER")
+    until(lambda: state(engine, "mid") == "live", "the cause is gone")
+    gaps = [engine.core.meta.state(engine.core.registry.find(name).id, "gaps") for name in levels]
+    assert gaps[0] == gaps[1] == gaps[2], "at each epoch all three can be read, or none"
+    assert at_epoch(engine, "top", stopped) is None
+    assert at_epoch(engine, "top", before) == [(1,)]
+    assert rows(engine, "SELECT * FROM peak") == [(2, 2)]
+    assert all(state(engine, name) == "live" for name in levels)
+    engine.sql("DROP TABLE below CASCADE")
 
 
 def test_a_failure_that_takes_several_rows_names_no_key(engine: Engine) -> None:

@@ -120,14 +120,16 @@ class LiveViews:
 
     def _is_ready(self, view: ViewState, contribution: Contribution) -> bool:
         """Whether there is something to refresh, and nothing in the way."""
+        if any(self.states[i].failed for i in view.inputs if i in self.states):
+            # Also if nothing changed: what it shows is not of this epoch any more.
+            error = DefiniteError("INPUT_FAILED", f"an input of {view.job.name} has stopped")
+            self._view_failed(view, error, contribution)
+            view.retry_at = 0.0  # it resumes in the barrier in which its input does
+            return False
         if not any(log.changed for log in view.inputs.values()):
             self._seen(view)
             if view.failed:
                 self._recovered(view, contribution)
-            return False
-        if any(self.states[i].failed for i in view.inputs if i in self.states):
-            error = DefiniteError("INPUT_FAILED", f"an input of {view.job.name} has stopped")
-            self._view_failed(view, error, contribution)
             return False
         return not view.failed or time.monotonic() >= view.retry_at
 
