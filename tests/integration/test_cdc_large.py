@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from cdc_world import World, open_world
+from cdc_world import SOURCE, World, lsn, open_world
+from engine_process import EngineProcess, running, wait_until
+from headwater.testing.servers import PostgresServer
+from postgres_versions import USUAL
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 MEGABYTE = 1 << 20
@@ -87,3 +92,35 @@ def test_the_source_keeps_no_log_for_us_while_a_long_copy_runs(world: World) -> 
     world.engine.execute("ALTER TABLE slow SET BACKFILL_RATE_LIMIT = 1000000")
     world.live("slow")
     world.assert_equal("slow", "slow")
+
+
+@pytest.mark.slow
+def test_rows_of_tens_of_megabytes_need_a_jvm_of_one_gigabyte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied, streamed, left out unchanged, verified, and a view reads them; `running` gives Spark 1 GB."""
+    if not PostgresServer.available(USUAL):
+        pytest.skip(f"no binaries of Postgres {USUAL} on this machine")
+    with PostgresServer(USUAL) as server, server.connect() as db:
+        monkeypatch.setenv("HW_TEST_PASSWORD", server.password)
+        db.execute("CREATE TABLE big (id int PRIMARY KEY, n int, body bytea)")
+        db.execute("ALTER TABLE big ALTER body SET STORAGE EXTERNAL")
+        for i in range(8):
+            db.execute("INSERT INTO big VALUES (%s, %s, %s)", (i, i, os.urandom((20 + 2 * i) * MEGABYTE)))
+        with running(tmp_path / "data") as engine:
+            engine.sql(SOURCE.format(server=server, options=""))
+            engine.sql("CREATE TABLE big (*) FROM shop TABLE 'public.big'; WAIT")
+            db.execute("UPDATE big SET n = n + 100")
+            db.execute("INSERT INTO big VALUES (50, 50, %s)", (os.urandom(40 * MEGABYTE),))
+            row = db.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
+            assert row is not None
+            wait_until(lambda: lsn(position(engine)) >= lsn(row[0]), 120, "the changes")
+            assert all(r["equal"] for r in engine.sql("VERIFY big"))
+            found = [tuple(r.values()) for r in engine.sql("SELECT id, n, md5(body) FROM big ORDER BY id")]
+            assert found == db.execute("SELECT id, n, md5(body) FROM big ORDER BY id").fetchall()
+            query = "SELECT id % 2 AS g, sum(length(body)) AS b FROM big GROUP BY id % 2"
+            engine.sql(f"CREATE MATERIALIZED VIEW sizes AS {query}; WAIT")
+            found = [tuple(r.values()) for r in engine.sql("SELECT g, b FROM sizes ORDER BY g")]
+            assert found == db.execute(f"{query} ORDER BY g".encode()).fetchall()
+
+
+def position(engine: EngineProcess) -> str:
+    return str(engine.sql("SELECT position FROM hw_catalog.hw_sources")[0]["position"])
