@@ -6,14 +6,17 @@ HEADWATER_KILL_SEED plays a printed seed again.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from creation_world import QUERIES, CreationWorld, bag
@@ -24,6 +27,7 @@ RATE = 40  # rows per second: the snapshot takes some ten seconds, in which the 
 INSIDE_A_VNODE = r"Snapshot \[\d/4 vnodes, [1-9]"
 AT_THE_MERGE = "Finishing|^live"  # it lasts for one barrier of the main lane, which a look at the progress may miss
 HELD_S = 120.0
+NAP_S = 2.0  # of each barrier: longer than a look at the progress takes
 
 
 @pytest.fixture
@@ -127,6 +131,73 @@ def test_a_creation_can_be_held_rescaled_and_ended_in_each_phase(
         assert here.state("ended") is None
         left = "SELECT * FROM hw_catalog.hw_segments WHERE table_name = 'ended' AND removed_epoch IS NULL"
         assert here.sql(left) == []
+
+
+@contextlib.contextmanager
+def slow_main_lane(world: CreationWorld, folder: Path) -> Iterator[None]:
+    """A live view keeps each barrier of the main lane busy for a while: what asks to join it has to wait."""
+    file = folder / "naps.py"
+    file.write_text(f"import time\n\ndef nap(n):\n    time.sleep({NAP_S})\n    return n\n")
+    world.sql(f"CREATE FUNCTION nap(n BIGINT) RETURNS BIGINT LANGUAGE PYTHON AS '{file}:nap'")
+    world.sql(
+        "CREATE TABLE sleepy (id BIGINT PRIMARY KEY); CREATE MATERIALIZED VIEW naps AS SELECT nap(id) FROM sleepy"
+    )
+    over = threading.Event()
+
+    def write() -> None:
+        number = 0
+        with contextlib.suppress(httpx.HTTPError, SqlError):  # [PAUSED]
+            while not over.is_set():
+                number += 1
+                world.sql(f"INSERT INTO sleepy VALUES ({number}); FLUSH")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=60)
+
+
+def is_finishing(world: CreationWorld, name: str) -> bool:
+    """By what the page shows: a query would wait for the writes before it, and so miss the phase."""
+    jobs = world.engine.http.get("/status").json()["jobs"]
+    return any(job["name"] == name and str(job["phase"]).startswith("Finishing") for job in jobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("hold", "states"),
+    [
+        ("PAUSE", {"paused"}),
+        ("ALTER MATERIALIZED VIEW held SET BACKFILL_RATE_LIMIT = 0", {"creating", "live"}),
+        ("DROP MATERIALIZED VIEW held", {None}),
+    ],
+    ids=["pause", "limit", "drop"],
+)
+def test_a_creation_can_be_held_and_ended_while_it_waits_for_the_main_lane(
+    world: Callable[..., CreationWorld], tmp_path: Path, hold: str, states: set[str | None]
+) -> None:
+    """Its entry rides with the hold or before it: the view is live and right from then on, or it waits and says so."""
+    here, query = world(), QUERIES["algebraic"]
+    with slow_main_lane(here, tmp_path):
+        here.create("held", query, 100_000)
+        wait_until(lambda: is_finishing(here, "held"), HELD_S, "the view waits for the main lane")
+        here.sql(hold)
+    found = here.state("held")
+    assert found in states
+    if found is None:
+        left = "SELECT * FROM hw_catalog.hw_segments WHERE table_name = 'held' AND removed_epoch IS NULL"
+        assert here.sql(left) == []
+        here.create("held", query, None)  # nothing of the first is in the way
+    elif found == "creating":
+        stands_still(here, "held", "rate limit is 0")
+    here.sql("RESUME")
+    here.change()
+    here.until_live("held")
+    here.change()
+    assert here.check("held", query, epochs=2) >= 1
 
 
 @pytest.mark.slow
