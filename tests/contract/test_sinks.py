@@ -24,7 +24,7 @@ from sink_world import KINDS, SinkWorld
 pytestmark = pytest.mark.spark
 # Upsert by default, because this is where the merge is; the others append-only, where a repetition shows.
 IN_MEMORY = {"postgres", "mariadb", "kafka", "files", "python"}
-BY_SPARK_TOO = {("postgres", c.check_batches_arrive_in_order), ("kafka", c.check_crash_at_every_step)}
+BY_SPARK_TOO = {("postgres", c.check_batches_arrive_in_order)}
 UPSERT = {c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit}
 
 
@@ -37,7 +37,7 @@ def cases() -> list[Any]:
                     continue
                 usual = (check in UPSERT) != append_only
                 slow = not usual or kind == "kafka-parallel"
-                # The same tasks get rows from memory or from Spark: two targets show both, at every step.
+                # The same tasks get rows from memory or from Spark: one target shows both.
                 slow = slow or (kind in IN_MEMORY and not in_memory and (kind, check) not in BY_SPARK_TOO)
                 marks = [pytest.mark.slow] if slow else []
                 marks += [pytest.mark.kafka] if kind.startswith("kafka") else []

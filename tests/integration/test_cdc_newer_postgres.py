@@ -79,6 +79,7 @@ def test_of_generated_columns_the_stored_are_copied_and_streamed_alike_and_the_v
     holds(newer, "kinds", "id, v, kept, plain")
 
 
+@pytest.mark.slow
 def test_stored_columns_that_the_publication_sends_no_longer_are_null_until_it_does_again(newer: World) -> None:
     newer.sql("CREATE TABLE told (id int PRIMARY KEY, v int, kept int GENERATED ALWAYS AS (v * 2) STORED)")
     newer.sql("INSERT INTO told (id, v) SELECT i, i FROM generate_series(1, 20) i")

@@ -173,6 +173,7 @@ def test_a_key_that_changes_stops_the_table_with_the_reason(world: World) -> Non
 # -- publications ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_table_taken_out_of_the_publication_and_put_in_again_is_copied_anew(world: World) -> None:
     make(world, "away")
     world.live("away")

@@ -307,6 +307,7 @@ def test_views_on_a_view_that_has_stopped_stop_and_resume_with_it(engine: Engine
     engine.sql("DROP TABLE below CASCADE")
 
 
+@pytest.mark.slow
 def test_a_failure_that_takes_several_rows_names_no_key(engine: Engine) -> None:
     large = 2**62
     engine.sql(f"CREATE TABLE heap (id INT PRIMARY KEY, n BIGINT); INSERT INTO heap VALUES (1, {large}), (2, {large})")

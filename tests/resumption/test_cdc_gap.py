@@ -30,6 +30,7 @@ def caught_up(server: PostgresServer, data: Path, *tables: str) -> list[str]:
         return [e["code"] for e in engine.status()["errors"]]
 
 
+@pytest.mark.slow
 def test_a_gap_made_while_the_engine_was_away_is_healed_before_it_has_caught_up(tmp_path: Path) -> None:
     if not PostgresServer.available(USUAL):
         pytest.skip(f"no binaries of Postgres {USUAL} on this machine")

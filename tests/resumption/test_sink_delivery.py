@@ -110,7 +110,7 @@ def test_targets_hold_the_snapshot(engine: EngineProcess, sink_world: SinkWorld)
 @pytest.mark.parametrize(
     ("table", "rows", "step"),
     [
-        pytest.param(t, n, s, marks=[] if (n, s) == (50, "after commit") else [pytest.mark.slow])
+        pytest.param(t, n, s, marks=[] if (t, n, s) == ("t", 50, "after commit") else [pytest.mark.slow])
         for t, n in (("t", 50), ("e", 50), ("e", 12_000))
         for s in STEPS
     ],
