@@ -19,6 +19,7 @@ DRIVER = "org.postgresql:postgresql:42.7.4"
 
 JDBC = """
 import os, sys, time
+import psutil
 from pyspark.sql import SparkSession
 jar, url, user, table, rows, readers, folder = sys.argv[1:]
 session = (SparkSession.builder.master(f"local[{readers}]").config("spark.jars", jar)
@@ -28,9 +29,13 @@ def copy(high, to):
         driver="org.postgresql.Driver", fetchsize="10000", partitionColumn="id", lowerBound="0",
         upperBound=str(high), numPartitions=readers).load().where(f"id <= {high}").write.mode("overwrite").parquet(to)
 copy(1000, folder + "/warm")
-begin = time.perf_counter()
+jvm = psutil.Process(session.sparkContext._gateway.proc.pid)
+def cpu():
+    return sum(sum(p.cpu_times()[:2]) for p in (jvm, *jvm.children(recursive=True)))
+used, begin = cpu(), time.perf_counter()
 copy(int(rows), folder + "/jdbc")
 print("rows/s", int(rows) / (time.perf_counter() - begin))
+print("cpu_s", cpu() - used)
 """
 
 DEBEZIUM = """
@@ -59,6 +64,14 @@ DebeziumJsonEngine(properties={
 
 
 @dataclass(frozen=True)
+class Measured:
+    """How fast a rival was, and the CPU seconds of its own processes (NaN: not measured)."""
+
+    rows_per_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True)
 class Rivals:
     server: PostgresServer
     table: str
@@ -66,8 +79,8 @@ class Rivals:
     readers: int
     folder: Path
 
-    def spark_jdbc(self) -> float | None:
-        """Rows per second into Parquet, with as many partitions as we have readers."""
+    def spark_jdbc(self) -> Measured | None:
+        """Into Parquet, with as many partitions as we have readers."""
         jar = Path.home() / ".m2/repository" / "org/postgresql/postgresql/42.7.4/postgresql-42.7.4.jar"
         if not jar.exists() and shutil.which("mvn"):
             subprocess.run(["mvn", "-q", "-B", "dependency:get", f"-Dartifact={DRIVER}"], capture_output=True)
@@ -77,8 +90,8 @@ class Rivals:
         arguments = [str(jar), url, self.server.user, self.table, str(self.rows), str(self.readers), str(self.folder)]
         return self._measured(Path(sys.executable), JDBC, arguments)
 
-    def debezium(self) -> float | None:
-        """Rows per second through the embedded engine into a handler that drops them; on at most 200,000 rows."""
+    def debezium(self) -> Measured | None:
+        """Through the embedded engine into a handler that drops them; on at most 200,000 rows."""
         place = Path.home() / ".cache/headwater/debezium"
         python = place / "bin/python"
         if not python.exists():
@@ -90,7 +103,7 @@ class Rivals:
         arguments = [server.host, str(server.port), server.user, server.database, self.table, str(count)]
         return self._measured(python, DEBEZIUM, [*arguments, str(self.folder)])
 
-    def _measured(self, python: Path, program: str, arguments: list[str]) -> float | None:
+    def _measured(self, python: Path, program: str, arguments: list[str]) -> Measured | None:
         environment = {**os.environ, "PGPASSWORD": self.server.password}
         done = subprocess.run(
             [python, "-c", program, *arguments],
@@ -100,7 +113,8 @@ class Rivals:
             text=True,
             timeout=900,
         )
-        found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("rows/s")]
-        if not found:
+        found = dict(line.split() for line in done.stdout.splitlines() if line.startswith(("rows/s ", "cpu_s ")))
+        if "rows/s" not in found:
             print(done.stderr[-2000:], file=sys.stderr)
-        return float(found[0]) if found else None
+            return None
+        return Measured(float(found["rows/s"]), float(found.get("cpu_s", "nan")))
