@@ -240,14 +240,14 @@ class FetchRows:
         rows = pa.concat_tables([base, _live(newest).select(wanted)])
         return rows.filter(among(rows, values, self.match))
 
-    def _found(self, paths: Sequence[str], match: Sequence[str], values: pa.Table, wanted: list[str]) -> pa.Table:
+    def _found(self, paths: Sequence[str], match: tuple[str, ...], values: pa.Table, wanted: list[str]) -> pa.Table:
         """The rows of segments that have one of the values, or that a hash cannot tell from those."""
-        hashes = np.unique(key_hashes(values, tuple(match)))
+        hashes = np.unique(key_hashes(values, match))
         place, parts, rows = self.place, [], 0
         for path in paths:
             try:
                 segment = opened(place.data_dir, place.schema, path)
-                places = segment.find(tuple(match), hashes)
+                places = segment.find(match, hashes)
                 rows += len(places)
                 if rows > _run()["most_rows"]:
                     raise TooMany(place.view)
