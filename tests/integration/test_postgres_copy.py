@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.connectors.postgres.copytext import CopyReader
+from headwater.connectors.postgres.copyreader import CopyReader
 from headwater.testing.servers import PostgresServer
 from postgres_versions import SERVERS
 
@@ -45,6 +45,44 @@ def test_copy_of_a_row_larger_than_a_block_is_whole(conn: Connection, raw: bool)
     statement = "COPY (SELECT repeat('x', 3000000) UNION ALL SELECT 'y') TO STDOUT"
     got = b"".join(b.tobytes() for b in CopyReader(conn, statement, block_bytes=1 << 12, raw=raw))
     assert got == b"x" * 3000000 + b"\ny\n"
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 14, 1 << 30])
+@pytest.mark.parametrize("raw", [True, False])
+def test_copy_as_messages_has_one_for_each_row_and_every_piece_but_the_last_is_full(
+    conn: Connection, raw: bool, most_bytes: int
+) -> None:
+    """Rows of a few bytes, so that their number is not foreseen, and one that is larger than any buffer."""
+    query = "SELECT CASE i WHEN 777 THEN repeat('x', 300000) ELSE i::text END FROM generate_series(1, 20000) i"
+    told: list[int] = []
+    reader = CopyReader(conn, f"COPY ({query}) TO STDOUT", block_bytes=1 << 12, raw=raw)
+    pieces = list(reader.messages(most_bytes=most_bytes, expected_bytes=100, count=told.append))
+    got = [p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True)]
+    assert got == [b"x" * 300000 + b"\n" if i == 777 else b"%d\n" % i for i in range(1, 20001)]
+    assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert (len(pieces) > 1) == (most_bytes < 1 << 20) and all(p.data.size >= most_bytes for p in pieces[:-1])
+    assert sum(told) == 20000 and len(told) > 20
+    (empty,) = CopyReader(conn, "COPY (SELECT 1 WHERE false) TO STDOUT", raw=raw).messages(most_bytes=1 << 14)
+    assert empty.last and empty.starts.size == empty.ends.size == 0
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_messages_of_a_failed_copy_or_one_that_is_given_up_leave_the_connection_usable(
+    conn: Connection, raw: bool
+) -> None:
+    failing = "COPY (SELECT 1 / (200000 - i) FROM generate_series(1, 300000) i) TO STDOUT (FORMAT binary)"
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        list(CopyReader(conn, failing, raw=raw).messages(most_bytes=1 << 16))
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+    def held(_: int) -> None:
+        raise TimeoutError
+
+    endless = CopyReader(conn, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
+    with pytest.raises(TimeoutError):
+        list(endless.messages(most_bytes=1 << 20, count=held))
+    assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("raw", [True, False])

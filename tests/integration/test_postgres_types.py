@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 from psycopg.rows import dict_row
 
-from headwater.connectors.postgres.copybinary import decode_copy_binary, has_binary
-from headwater.connectors.postgres.copytext import CopyReader, decode_copy
+from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows, has_binary
+from headwater.connectors.postgres.copyreader import CopyReader
+from headwater.connectors.postgres.copytext import decode_copy
 from headwater.connectors.postgres.pgoutput import (
     DELETE,
     INSERT,
@@ -195,7 +196,8 @@ class Source:
         assert has_binary(plans)
         names = ", ".join(f'"{p.name}"' for p in plans)
         statement = f"COPY (SELECT {names} FROM {table} ORDER BY 1) TO STDOUT (FORMAT binary)"
-        return pa.Table.from_batches([decode_copy_binary(block, plans) for block in CopyReader(self.conn, statement)])
+        pieces = CopyReader(self.conn, statement).messages(most_bytes=1 << 20)
+        return pa.Table.from_batches([decode_rows(BinaryRows.of(piece), plans) for piece in pieces])
 
     def spool(self) -> Frames:
         rows = self.conn.execute(

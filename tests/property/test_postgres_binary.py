@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import struct
 import uuid
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -14,36 +16,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.connectors.postgres.columns import decode_binary_column
-from headwater.connectors.postgres.copybinary import decode_copy_binary
+from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows
+from headwater.connectors.postgres.copyreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.errors import DefiniteError
 
 RUN = settings(max_examples=150, deadline=None)
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+TRAILER = b"\xff\xff"
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 
 
-def copied(rows: list[list[bytes | None]]) -> bytes:
-    """The twin of COPY … (FORMAT binary), without header and trailer."""
-    fields = (struct.pack("!h", len(row)) + b"".join(map(_field, row)) for row in rows)
-    return b"".join(fields)
+def copied(row: list[bytes | None]) -> bytes:
+    """The twin of one row of COPY … (FORMAT binary)."""
+    return struct.pack("!h", len(row)) + b"".join(map(_field, row))
 
 
 def _field(value: bytes | None) -> bytes:
     return struct.pack("!i", -1) if value is None else struct.pack("!i", len(value)) + value
 
 
-def holds(plan: ColumnPlan, values: list[Any], pack: Any, *, expected: Any = lambda v: v) -> None:
-    """Alone, and as a column of a copy between two others."""
-    rows = [[b"x", None if v is None else pack(v), None] for v in values]
-    plans = [ColumnPlan("a", "STRING", Kind.TEXT, wire=Wire.RAW), plan, ColumnPlan("z", "INT", Kind.INT, wire=Wire.INT)]
-    batch = decode_copy_binary(HEADER + copied(rows) + b"\xff\xff", plans)
+def messages(*payloads: bytes) -> Messages:
+    """Payloads as they lie in a buffer, with what is not theirs between them."""
+    starts = np.array([sum(map(len, payloads[:i])) + 5 * i + 5 for i in range(len(payloads))], np.int64)
+    ends = starts + np.array(list(map(len, payloads)), np.int64)
+    return Messages(np.frombuffer(b"".join(b"d\xff\xff\xff\xff" + p for p in payloads), np.uint8), starts, ends, True)
+
+
+def decoded(*payloads: bytes, plans: list[ColumnPlan]) -> pa.RecordBatch:
+    batch = decode_rows(BinaryRows.of(messages(*payloads)), plans)
     batch.validate(full=True)
+    return batch
+
+
+def holds(plan: ColumnPlan, values: list[Any], pack: Any, *, expected: Any = lambda v: v) -> None:
+    """As a column of a copy between two others; in the order of the rows, in another one, and without the others."""
+    rows = [copied([b"x", None if v is None else pack(v), None]) for v in values]
+    plans = [ColumnPlan("a", "STRING", Kind.TEXT, wire=Wire.RAW), plan, ColumnPlan("z", "INT", Kind.INT, wire=Wire.INT)]
+    batch = decoded(HEADER + rows[0], *rows[1:], TRAILER, plans=plans) if rows else decoded(HEADER, plans=plans)
     column = batch.column(1)
+    wanted = [None if v is None else expected(v) for v in values]
     assert column.type == plan.arrow_type
-    assert column.to_pylist() == [None if v is None else expected(v) for v in values]
+    assert column.to_pylist() == wanted
     assert batch.column(0).to_pylist() == ["x"] * len(values) and batch.column(2).null_count == len(values)
+    found = BinaryRows.of(messages(HEADER, *rows, TRAILER))
+    backwards = np.arange(len(values))[::-1].copy()
+    assert decode_rows(found, plans, places=backwards).column(1).to_pylist() == wanted[::-1]
+    alone = decode_rows(found, plans, only=["c"])
+    assert alone.schema.names == ["c"] and alone.column(0).to_pylist() == wanted
 
 
 def column(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
@@ -154,11 +174,6 @@ def printed(value: Decimal) -> str:
     return str(value) if value.is_infinite() else format(value if value else abs(value), "f")
 
 
-def decode(plan: ColumnPlan, value: bytes) -> pa.Array:
-    data = np.frombuffer(value, np.uint8)
-    return decode_binary_column(plan, data, np.zeros(1, np.int64), np.array([len(value)]))
-
-
 @pytest.mark.parametrize(
     ("plan", "value", "code"),
     [
@@ -187,25 +202,75 @@ def decode(plan: ColumnPlan, value: bytes) -> pa.Array:
 )
 def test_value_of_another_form_is_an_error_that_names_the_column(plan: ColumnPlan, value: bytes, code: str) -> None:
     with pytest.raises(DefiniteError, match="column c") as caught:
-        decode(plan, value)
+        decoded(copied([value]), plans=[plan])
     assert caught.value.code == code
 
 
 PLANS = [ColumnPlan("a", "INT", Kind.INT, wire=Wire.INT), ColumnPlan("b", "STRING", Kind.TEXT, wire=Wire.RAW)]
-ROW = copied([[struct.pack("!i", 7), b"x"]])
+ROW = copied([struct.pack("!i", 7), b"x"])
 
 
-def test_blocks_after_the_first_have_no_header_and_only_the_last_a_trailer() -> None:
-    for block in (HEADER + ROW, ROW, ROW + b"\xff\xff"):
-        assert decode_copy_binary(block, PLANS).to_pydict() == {"a": [7], "b": ["x"]}
-    assert decode_copy_binary(HEADER + b"\xff\xff", PLANS).num_rows == 0
-    assert decode_copy_binary(b"", PLANS).schema.names == ["a", "b"]
+def test_header_and_trailer_are_no_rows_wherever_they_stand() -> None:
+    for payloads in ([HEADER + ROW], [HEADER, ROW], [ROW], [ROW, TRAILER], [HEADER + ROW, TRAILER]):
+        assert decoded(*payloads, plans=PLANS).to_pydict() == {"a": [7], "b": ["x"]}
+    assert decoded(HEADER, TRAILER, plans=PLANS).num_rows == 0
+    assert decoded(HEADER + TRAILER, plans=PLANS).num_rows == 0
+    assert decoded(plans=PLANS).schema.names == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    "block", [ROW[:-1], ROW[:7], ROW + b"\0", copied([[b"x"]]), copied([[None] * 3]), ROW + b"\xff\xff" + ROW]
+    "row", [ROW[:-1], ROW[:7], ROW[:1], b"", ROW + b"\0", copied([b"x"]), copied([None] * 3), ROW + ROW]
 )
-def test_rows_that_are_not_whole_or_have_other_fields_are_refused(block: bytes) -> None:
+def test_rows_that_are_not_whole_or_have_other_fields_are_refused(row: bytes) -> None:
     with pytest.raises(DefiniteError) as caught:
-        decode_copy_binary(block, PLANS)
+        decoded(ROW, row, ROW, plans=PLANS)
     assert caught.value.code == "COPY_MALFORMED"
+
+
+@pytest.mark.parametrize("size", [-2, 1 << 30, (1 << 31) - 1])
+def test_length_beyond_the_row_is_refused_and_not_followed(size: int) -> None:
+    row = struct.pack("!hi", 2, 4) + bytes(4) + struct.pack("!i", size) + b"x"
+    with pytest.raises(DefiniteError) as caught:
+        decoded(row, plans=PLANS)
+    assert caught.value.code == "COPY_MALFORMED"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: int) -> None:
+    """More rows than a block has, so that places lie in other blocks than the rows that go there."""
+    rng = random.Random(seed)
+    kinds: list[tuple[ColumnPlan, Callable[[], tuple[Any, bytes]]]] = [
+        (ColumnPlan("i2", "SMALLINT", Kind.INT, wire=Wire.INT), lambda: packed("!h", rng.randint(-(2**15), 2**15 - 1))),
+        (ColumnPlan("i4", "INT", Kind.INT, wire=Wire.INT), lambda: packed("!i", rng.randint(-(2**31), 2**31 - 1))),
+        (ColumnPlan("i8", "BIGINT", Kind.INT, wire=Wire.INT), lambda: packed("!q", rng.randint(-(2**63), 2**63 - 1))),
+        (ColumnPlan("oid", "BIGINT", Kind.INT, wire=Wire.OID), lambda: packed("!I", rng.randrange(2**32))),
+        (ColumnPlan("bool", "BOOLEAN", Kind.BOOL, wire=Wire.BOOL), lambda: packed("!?", rng.random() < 0.5)),
+        (ColumnPlan("f8", "DOUBLE", Kind.FLOAT, wire=Wire.FLOAT), lambda: packed("!d", rng.random())),
+        (ColumnPlan("text", "STRING", Kind.TEXT, wire=Wire.RAW), lambda: text(rng.choice(["", "ä", "abc" * 9]))),
+        (ColumnPlan("json", "STRING", Kind.TEXT, wire=Wire.JSONB), lambda: text(str(rng.random()), b"\x01")),
+        (ColumnPlan("dec", "DECIMAL(9,2)", Kind.DECIMAL, 9, 2, wire=Wire.DECIMAL), lambda: decimal(rng)),
+    ]
+    plans = [plan for plan, _ in kinds]
+    rows = [[None if rng.random() < 0.1 else make() for _, make in kinds] for _ in range(rng.choice([1, 63, 64, 9000]))]
+    payloads = [copied([None if v is None else v[1] for v in row]) for row in rows]
+    places = np.array(rng.sample(range(len(rows)), len(rows)), np.int64)
+    batch = decode_rows(BinaryRows.of(messages(*payloads)), plans, places=places)
+    batch.validate(full=True)
+    expected: list[dict[str, Any]] = [{}] * len(rows)
+    for row, place in zip(rows, places, strict=True):
+        expected[place] = {p.name: None if v is None else v[0] for p, v in zip(plans, row, strict=True)}
+    assert batch.to_pylist() == expected
+
+
+def packed(code: str, value: Any) -> tuple[Any, bytes]:
+    return value, struct.pack(code, value)
+
+
+def text(value: str, before: bytes = b"") -> tuple[str, bytes]:
+    return value, before + value.encode()
+
+
+def decimal(rng: random.Random) -> tuple[Decimal, bytes]:
+    value = Decimal(rng.randint(-(10**9) + 1, 10**9 - 1)).scaleb(-2)
+    return value, numeric_send(value)

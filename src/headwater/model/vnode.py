@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from headwater.model.schema import ROW_NO
 
@@ -81,18 +82,36 @@ def key_text(table: pa.Table | pa.RecordBatch, key: tuple[str, ...]) -> pa.Array
 
 def vnodes(table: pa.Table | pa.RecordBatch, key: tuple[str, ...], vnode_count: int = DEFAULT_VNODE_COUNT) -> pa.Array:
     """The vnode of every row, int32."""
-    text = key_text(table, tuple(k for k in key if k != ROW_NO))
+    known = tuple(k for k in key if k != ROW_NO)
+    hashes = _hashes_of_numbers(table.column(known[0])) if len(known) == 1 else None
+    if hashes is None:
+        hashes = _hashes_of_texts(key_text(table, known))
+    return pa.array((hashes % np.uint32(vnode_count)).astype(np.int32))
+
+
+def _hashes_of_numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.uint32] | None:
+    """Those of a key that is one integer, whose text need not be made for that; None for another one."""
+    if not pa.types.is_signed_integer(column.type) or column.null_count:
+        return None
+    from headwater.model.crc32 import crc32_of_numbers  # late: numba is only loaded where rows are touched
+
+    hashes: NDArray[np.uint32] = crc32_of_numbers(column.cast(pa.int64()).to_numpy())
+    return hashes
+
+
+def _hashes_of_texts(text: pa.Array | pa.ChunkedArray) -> NDArray[np.uint32]:
     if isinstance(text, pa.ChunkedArray):
         text = text.combine_chunks()
     if len(text) == 0:
-        return pa.array([], pa.int32())
+        return np.zeros(0, np.uint32)
     text = text.cast(pa.string())
     _, offsets, data = text.buffers()
     starts = np.frombuffer(offsets, np.int32)[text.offset : text.offset + len(text) + 1]
     raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
-    from headwater.model.crc32 import crc32_of_slices  # late: numba is only loaded where rows are touched
+    from headwater.model.crc32 import crc32_of_slices
 
-    return pa.array((crc32_of_slices(raw, starts) % np.uint32(vnode_count)).astype(np.int32))
+    hashes: NDArray[np.uint32] = crc32_of_slices(raw, starts)
+    return hashes
 
 
 def vnodes_of_values(values: Sequence[Sequence[int | str]], vnode_count: int) -> list[int]:

@@ -21,26 +21,29 @@ from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import PostgresConfig
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import TransientError
-from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, Schema
+from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, VNODE, Schema
 from headwater.spark.multiset import copied_numbers
 from headwater.storage.files import DataDir
-from headwater.storage.segments import write_segment
+from headwater.storage.segments import places_of, write_segment
 
 if TYPE_CHECKING:
+    from headwater.connectors.postgres.copybinary import BinaryRows
+    from headwater.connectors.postgres.copyreader import CopyReader
     from headwater.connectors.postgres.planner import ReadMark
 
 LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has changed
 # A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
 PATIENCE_S: Final = 5.0
 LIMITED_BLOCK: Final = 1 << 16  # a limited read takes small blocks, so that it can stop between them
+PIECE_BYTES: Final = 128 << 20  # what is put in order while it is decoded; of a larger split its columns are sorted
 WRITE_BEHIND_BYTES: Final = 128 << 20  # a larger split is written before the next is read: a task's memory is bounded
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The rows of a split in memory, what their read has seen, and where it ended."""
+    """The rows of a split in memory, as they came or decoded, what their read has seen, and where it ended."""
 
-    rows: pa.Table
+    rows: pa.Table | BinaryRows
     mark: ReadMark
     right: str | None
 
@@ -77,7 +80,7 @@ class ReadSplit:
     def run(self) -> Iterator[dict[str, Any]]:
         yield from ReadInTurn((self,)).run()
 
-    def fetch(self, conn: Any) -> Fetched:
+    def fetch(self, conn: Any, expected_bytes: int = 0) -> Fetched:
         from headwater.connectors.postgres.planner import check_storage, next_page, storage
 
         split = self.split
@@ -85,7 +88,7 @@ class ReadSplit:
         with self._marked(conn) as mark:
             if self.page_rows:
                 split = dataclasses.replace(split, right=next_page(conn, self.table, split.left, self.page_rows))
-            rows = self._read(conn, split)
+            rows = self._read(conn, split, expected_bytes)
             check_storage(conn, self.table, before)
         return Fetched(rows, mark, split.right_json)
 
@@ -129,9 +132,8 @@ class ReadSplit:
                 "SOURCE_SNAPSHOT_LOST", "the shared snapshot of the reads is gone", hint="the table is read again"
             ) from None
 
-    def _read(self, conn: Any, split: Split) -> pa.Table:
-        from headwater.connectors.postgres.copybinary import decode_copy_binary
-        from headwater.connectors.postgres.copytext import BLOCK_BYTES, CopyReader, decode_copy
+    def _read(self, conn: Any, split: Split, expected_bytes: int) -> pa.Table | BinaryRows:
+        from headwater.connectors.postgres.copyreader import BLOCK_BYTES, CopyReader
         from headwater.connectors.postgres.planner import copy_statement
 
         pace = Pace(self.data_dir, self.control, self.readers)
@@ -139,21 +141,34 @@ class ReadSplit:
         names, absent = [p.name for p in self.plans], [p.name for p in self.plans if p.absent]
         binary = self._as_binary(conn)
         statement = copy_statement(self.table, names, split, absent, binary=binary).as_string(conn)
-        block_bytes = LIMITED_BLOCK if pace.limited else BLOCK_BYTES
+        reader = CopyReader(conn, statement, block_bytes=LIMITED_BLOCK if pace.limited else BLOCK_BYTES)
+        return self._read_binary(reader, pace, expected_bytes) if binary else self._read_text(reader, pace)
+
+    def _read_text(self, reader: CopyReader, pace: Pace) -> pa.Table:
+        from headwater.connectors.postgres.copytext import decode_copy
+
         batches = []
-        for block in CopyReader(conn, statement, block_bytes=block_bytes):
-            if binary:
-                batch = decode_copy_binary(block, self.plans)
-            else:
-                batch = decode_copy(block, self.plans, row_id=self.schema.multiset)
-            batches.append(batch)
-            pace.wait(batch.num_rows)
+        for block in reader:
+            batches.append(decode_copy(block, self.plans, row_id=self.schema.multiset))
+            pace.wait(batches[-1].num_rows)
         if not batches:
             return pa.schema([pa.field(p.name, p.arrow_type) for p in self.plans]).empty_table()
         rows = pa.Table.from_batches(batches)
         if self.schema.multiset:
             rows = rows.append_column(ROW_NO, copied_numbers(self.generation, self.split.split_id, rows.num_rows))
         return rows
+
+    def _read_binary(self, reader: CopyReader, pace: Pace, expected_bytes: int) -> pa.Table | BinaryRows:
+        """As they came, so that they are put in order while they are decoded; a large split is decoded in pieces."""
+        from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows
+
+        batches: list[pa.RecordBatch] = []
+        for piece in reader.messages(most_bytes=PIECE_BYTES, expected_bytes=expected_bytes, count=pace.wait):
+            rows = BinaryRows.of(piece)
+            if piece.last and not batches:
+                return rows
+            batches.append(decode_rows(rows, self.plans))
+        return pa.Table.from_batches(batches)
 
     def _as_binary(self, conn: Any) -> bool:
         """Whether the binary form can be read: all columns have one, and are still of the types that were planned for.
@@ -168,15 +183,32 @@ class ReadSplit:
         present = [p for p in self.plans if not p.absent]
         return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]
 
-    def _write(self, rows: pa.Table, packed: dict[str, Any]) -> dict[str, Any] | None:
-        if rows.num_rows == 0:
+    def _write(self, found: pa.Table | BinaryRows, packed: dict[str, Any]) -> dict[str, Any] | None:
+        if found.num_rows == 0:
             return None
+        rows = found if isinstance(found, pa.Table) else self._in_order(found)
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
         rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
         segment = write_segment(
-            self.data_dir, self.table_id, self.schema, rows, kind="base", vnode_count=self.vnode_count, packed=packed
+            self.data_dir,
+            self.table_id,
+            self.schema,
+            rows,
+            kind="base",
+            vnode_count=self.vnode_count,
+            ordered=VNODE in rows.column_names,
+            packed=packed,
         )
         return segment.as_dict()
+
+    def _in_order(self, found: BinaryRows) -> pa.Table:
+        """The rows, with their vnodes, in a segment's order, which their keys tell."""
+        from headwater.connectors.postgres.copybinary import decode_rows
+
+        keys = pa.Table.from_batches([decode_rows(found, self.plans, only=self.schema.key)])
+        vnodes, places = places_of(keys, self.schema, self.vnode_count)
+        rows = pa.Table.from_batches([decode_rows(found, self.plans, places=places)])
+        return rows.append_column(VNODE, vnodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +243,7 @@ class ReadInTurn:
         until = time.monotonic() + self.for_s
         packed: dict[str, Any] = {}
         writing: list[Future[dict[str, Any]]] = []
+        expected = 0
         config = self.reads[0].config
         with (
             ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
@@ -220,7 +253,8 @@ class ReadInTurn:
                 for read in waiting:
                     if writing and time.monotonic() > until:
                         break
-                    found = read.fetch(conn)
+                    found = read.fetch(conn, expected)
+                    expected = found.rows.nbytes + found.rows.nbytes // 8  # neighbours are alike in size
                     if writing:
                         yield writing.pop().result()
                     writing.append(writer.submit(self._stage, read, found, packed))

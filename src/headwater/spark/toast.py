@@ -247,7 +247,8 @@ def read_again(origin: Origin, plans: Sequence[ColumnPlan], key: Sequence[str], 
 
     from headwater.connectors.postgres.catalogue import describe
     from headwater.connectors.postgres.client import connect
-    from headwater.connectors.postgres.copytext import CopyReader, decode_copy
+    from headwater.connectors.postgres.copyreader import CopyReader
+    from headwater.connectors.postgres.copytext import decode_copy
     from headwater.connectors.postgres.planner import marked_read
 
     texts = [_literals(keys.column(name)) for name in key]

@@ -4,12 +4,14 @@
 - Whole numbers, decimals that fit into one, and times near their neighbours, as keys and times of a sorted segment
   mostly are: their differences. Smaller than compressed numbers, and faster to write and to read.
 - What else shrinks well is compressed. A column that hardly shrinks costs more time, now and at each read, than its
-  bytes do.
+  bytes do; one of a few long runs is nothing already.
+- Texts that hardly repeat have no least and greatest value noted, unless they are the key: rows are in the order of a
+  hash, so these would be near the ends of the alphabet in every row group, and finding them means comparing all texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +30,7 @@ MOST_DIGITS: Final = 18  # of a decimal that is stored as an integer of 64 bits;
 _BLOCK: Final = 128  # differences share a base, and each quarter of a block one number of bits
 
 
-def packing(rows: pa.Table) -> dict[str, Any]:
+def packing(rows: pa.Table, key: Collection[str] = ()) -> dict[str, Any]:
     """What `pyarrow.parquet.write_table` is to be told about a table that ends with `_vnode`, `_op` and `_seq`."""
     width = max(1, rows.nbytes // max(1, rows.num_rows))
     sample = rows.slice(0, max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // width)))
@@ -37,7 +39,14 @@ def packing(rows: pa.Table) -> dict[str, Any]:
     packed: dict[str, Any] = {"use_dictionary": repeating, "store_decimal_as_integer": True}
     if near:
         packed["column_encoding"] = dict.fromkeys(near, DIFFERENCES)
-    return packed | _compression(sample, repeating, near)
+    if any(pa.types.is_nested(field.type) for field in sample.schema):  # leaves have other names than columns
+        return packed | {"compression": CODEC, "compression_level": CODEC_LEVEL}
+    compared = [n for n in rows.column_names if n in repeating or n in key or not _is_text(rows.column(n).type)]
+    return packed | {"write_statistics": compared} | _compression(sample, repeating, near)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def _repeats(sample: pa.ChunkedArray) -> bool:
@@ -77,14 +86,16 @@ def difference_bits(values: Any) -> float:
 
 
 def _compression(sample: pa.Table, repeating: Sequence[str], near: Sequence[str]) -> dict[str, Any]:
-    if any(pa.types.is_nested(field.type) for field in sample.schema):
-        return {"compression": CODEC, "compression_level": CODEC_LEVEL}  # leaves have other names than columns
-    others = [n for n in sample.column_names if n not in near]
+    others = [n for n in sample.column_names if n not in near and not _is_in_runs(n, sample.column(n))]
     compressed = [n for n in others if n in repeating or _shrinks(sample.column(n))]
     return {
         "compression": dict.fromkeys(sample.column_names, "none") | dict.fromkeys(compressed, CODEC),
         "compression_level": dict.fromkeys(compressed, CODEC_LEVEL),
     }
+
+
+def _is_in_runs(name: str, sample: pa.ChunkedArray) -> bool:
+    return name == VNODE or (name in (OP, SEQ) and len(pc.unique(sample)) <= 1)
 
 
 def _shrinks(sample: pa.ChunkedArray) -> bool:

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.model.types import arrow_type
@@ -57,18 +58,22 @@ def write_segment(
     vnode_count: int,
     is_change: bool = True,
     path: str | None = None,
+    ordered: bool = False,
     packed: dict[str, Any] | None = None,
 ) -> NewSegment:
     """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made.
 
-    `packed` is how the columns are packed (`packing`); an empty one is filled, for segments of rows like these.
+    Rows that are `ordered` have their vnodes, and are in the order of `places_of`. `packed` is how the columns are
+    packed (`packing`); an empty one is filled, for segments of rows like these.
     """
-    rows = with_vnode(rows, schema, vnode_count)
+    if not ordered:
+        rows = with_vnode(rows, schema, vnode_count)
     rows = rows.select(arrow_schema(schema).names).cast(arrow_schema(schema)).combine_chunks()
-    rows = rows.take(_order(rows, schema.key))
+    if not ordered:
+        rows = rows.take(_order(rows, schema.key))
     packed = {} if packed is None else packed
     if not packed:
-        packed.update(packing(rows))
+        packed.update(packing(rows, schema.key))
     path = path or segment_path(table_id)
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
@@ -87,21 +92,45 @@ def _groups(rows: pa.Table) -> dict[str, int]:
     }
 
 
+def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Array, NDArray[np.int64]]:
+    """The vnodes of a segment of rows with these keys, in its order, and where in it each row goes."""
+    keys = with_vnode(keys, schema, vnode_count)
+    order = _order(keys, schema.key)
+    places = np.empty(keys.num_rows, np.int64)
+    places[order.to_numpy()] = np.arange(keys.num_rows)
+    return keys.column(VNODE).combine_chunks().take(order), places
+
+
 def _order(rows: pa.Table, key: Sequence[str]) -> pa.Array:
     """Where each row of the result comes from: by vnode, then by key."""
-    if len(key) == 1 and _ascends(rows.column(key[0])):
+    if _ascends(rows, key):
         # As copies of a table mostly come: one pass over small numbers instead of comparisons.
         small = rows.column(VNODE).to_numpy().astype(np.uint16)
         return pa.array(np.argsort(small, kind="stable"))
     return pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in key)])
 
 
-def _ascends(column: pa.ChunkedArray) -> bool:
-    """Whether integers are in order already."""
-    if not pa.types.is_integer(column.type) or column.null_count:
+def _ascends(rows: pa.Table, key: Sequence[str]) -> bool:
+    """Whether rows are in the order of their keys already."""
+    columns = [rows.column(k).combine_chunks() for k in key]
+    if not columns or any(c.null_count or not _is_compared(c.type) for c in columns):
         return False
-    values = column.to_numpy()
-    return bool((values[:-1] <= values[1:]).all())
+    ahead: pa.Array | None = None  # whether a row's first columns are those of the row before it
+    for column in columns:
+        before, after = column[:-1], column[1:]
+        ordered = pc.less_equal(before, after)
+        if not pc.all(ordered if ahead is None else pc.or_(ordered, pc.invert(ahead)), min_count=0).as_py():
+            return False
+        if column is not columns[-1]:
+            same = pc.equal(before, after)
+            ahead = same if ahead is None else pc.and_(ahead, same)
+    return True
+
+
+def _is_compared(kind: pa.DataType) -> bool:
+    """Whether Arrow compares values as it sorts them; floats have NaN."""
+    plain = (pa.types.is_integer, pa.types.is_string, pa.types.is_binary, pa.types.is_date, pa.types.is_timestamp)
+    return any(is_kind(kind) for is_kind in plain)
 
 
 def with_vnode(rows: pa.Table, schema: Schema, vnode_count: int) -> pa.Table:

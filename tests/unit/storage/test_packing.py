@@ -21,9 +21,9 @@ def table(**columns: object) -> pa.Table:
     return pa.table({**columns, **hidden, "_seq": pa.array(np.zeros(ROWS, np.int64))})
 
 
-def written(rows: pa.Table) -> pq.FileMetaData:
+def written(rows: pa.Table, key: tuple[str, ...] = ()) -> pq.FileMetaData:
     out = io.BytesIO()
-    pq.write_table(rows, out, **packing(rows))
+    pq.write_table(rows, out, **packing(rows, key))
     assert pq.read_table(out).equals(rows)
     return pq.read_metadata(out).row_group(0)
 
@@ -48,6 +48,14 @@ def written(rows: pa.Table) -> pq.FileMetaData:
 def test_column_is_packed_by_what_it_holds(values: pa.Array, encoding: str, codec: str) -> None:
     column = written(table(c=values)).column(0)
     assert encoding in column.encodings and column.compression == codec
+
+
+def test_least_and_greatest_are_noted_but_of_texts_that_hardly_repeat_and_are_no_key() -> None:
+    texts = pa.array([f"{x:x}" for x in RANDOM.integers(2**60, 2**62, ROWS)])
+    few = pa.array([f"city {i % 9}" for i in range(ROWS)])
+    group = written(table(k=texts, c=texts, few=few, n=pa.array(np.arange(ROWS))), key=("k",))
+    found = {group.column(i).path_in_schema: group.column(i).is_stats_set for i in range(group.num_columns)}
+    assert found == {"k": True, "c": False, "few": True, "n": True, "_vnode": True, "_op": True, "_seq": True}
 
 
 def test_differences_are_counted_in_bits() -> None:

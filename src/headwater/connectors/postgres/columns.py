@@ -49,7 +49,7 @@ def decode_column(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) 
 
 
 def decode_binary_column(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    """The same from the values' binary form, for plans whose `wire` is not TEXT_ONLY."""
+    """The same from the binary form of values that `rowscan.py` only finds (`FIELD`)."""
     return _BINARY_DECODERS[plan.wire](plan, read_only(data), starts, lengths)
 
 
@@ -61,7 +61,7 @@ def read_only(data: Bytes) -> Bytes:
     return data
 
 
-def _check(plan: ColumnPlan, found: Found) -> None:
+def check_value(plan: ColumnPlan, found: Found) -> None:
     _, fault = found
     if fault == scan.FINE:
         return
@@ -89,36 +89,36 @@ def _fixed(plan: ColumnPlan, lengths: Longs, values: NDArray[Any]) -> pa.Array:
 
 def _bools(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     out = np.empty(starts.size, np.bool_)
-    _check(plan, scan.parse_bools(data, starts, lengths, out))
+    check_value(plan, scan.parse_bools(data, starts, lengths, out))
     return _fixed(plan, lengths, np.packbits(out, bitorder="little"))
 
 
 def _ints(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     low, high, dtype = _INT_RANGE[plan.ddl_type]
     out = np.empty(starts.size, np.int64)
-    _check(plan, scan.parse_ints(data, starts, lengths, low, high, out))
+    check_value(plan, scan.parse_ints(data, starts, lengths, low, high, out))
     return _fixed(plan, lengths, out.astype(dtype, copy=False))
 
 
 def _dates(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     out = np.empty(starts.size, np.int32)
-    _check(plan, scan.parse_dates(data, starts, lengths, out))
+    check_value(plan, scan.parse_dates(data, starts, lengths, out))
     return _fixed(plan, lengths, out)
 
 
 def _timestamps(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     out = np.empty(starts.size, np.int64)
-    _check(plan, scan.parse_timestamps(data, starts, lengths, plan.ddl_type == "TIMESTAMP", out))
+    check_value(plan, scan.parse_timestamps(data, starts, lengths, plan.ddl_type == "TIMESTAMP", out))
     return _fixed(plan, lengths, out)
 
 
 def _decimals(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     out = np.empty((starts.size, 2), np.uint64)
-    _check(plan, scan.parse_decimals(data, starts, lengths, plan.precision, plan.scale, out))
+    check_value(plan, scan.parse_decimals(data, starts, lengths, plan.precision, plan.scale, out))
     return _fixed(plan, lengths, out)
 
 
-def _offsets(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
+def offsets_of(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
     """Where each value goes in a buffer that holds all of them, and the buffer's size at the end."""
     ends = np.cumsum(np.maximum(sizes, 0))
     if ends.size and ends[-1] > MAX_COLUMN_BYTES:
@@ -133,14 +133,20 @@ def _offsets(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
 
 
 def _strings(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs, kind: pa.DataType) -> pa.Array:
-    offsets = _offsets(plan, lengths)
+    offsets = offsets_of(plan, lengths)
     out = np.empty(int(offsets[-1]), np.uint8)
     scan.gather(data, starts, lengths, offsets, out)
     return pa.Array.from_buffers(kind, lengths.size, [validity(lengths), pa.py_buffer(offsets), pa.py_buffer(out)])
 
 
 def _texts(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    array = _strings(plan, data, starts, lengths, pa.string())
+    return valid_texts(plan, _strings(plan, data, starts, lengths, pa.string()))
+
+
+def valid_texts(plan: ColumnPlan, array: pa.Array) -> pa.Array:
+    """The same array, if it is UTF-8. Most text is ASCII, which is seen at once."""
+    if np.frombuffer(array.buffers()[2], np.int8).min(initial=0) >= 0:
+        return array
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -160,14 +166,14 @@ def _floats(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.
     except pa.ArrowInvalid:
         # The Arrow error quotes the value: it must not be chained.
         failed: Found = (0, scan.MALFORMED)
-    _check(plan, failed)
+    check_value(plan, failed)
     raise AssertionError("unreachable")
 
 
 def _bytes(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    offsets = _offsets(plan, lengths // 2 - 1)
+    offsets = offsets_of(plan, lengths // 2 - 1)
     out = np.empty(int(offsets[-1]), np.uint8)
-    _check(plan, scan.parse_hex(data, starts, lengths, offsets, out))
+    check_value(plan, scan.parse_hex(data, starts, lengths, offsets, out))
     return pa.Array.from_buffers(
         pa.binary(), lengths.size, [validity(lengths), pa.py_buffer(offsets), pa.py_buffer(out)]
     )
@@ -177,7 +183,7 @@ def _arrays(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.
     assert plan.element is not None
     offsets = np.empty(starts.size + 1, np.int32)
     delimiter = ord(plan.delimiter)
-    _check(plan, scan.count_elements(data, starts, lengths, delimiter, offsets))
+    check_value(plan, scan.count_elements(data, starts, lengths, delimiter, offsets))
     count = int(offsets[-1])
     inner_starts, inner_lengths = np.empty(count, np.int64), np.empty(count, np.int64)
     inner = np.empty(int(np.maximum(lengths, 0).sum()), np.uint8)
@@ -190,69 +196,17 @@ def _arrays(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.
 
 # -- the binary form ------------------------------------------------------------------------------------------------
 
-_WIDTH: Final[dict[str, Any]] = {"SMALLINT": np.int16, "INT": np.int32, "BIGINT": np.int64}
-_BITS: Final[dict[str, Any]] = {"FLOAT": np.int32, "DOUBLE": np.int64}
-
-
-def _binary_bools(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    out = np.empty(starts.size, np.bool_)
-    _check(plan, binary.read_bools(data, starts, lengths, out))
-    return _fixed(plan, lengths, np.packbits(out, bitorder="little"))
-
-
-def _numbers(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs, kind: Any) -> NDArray[Any]:
-    out = np.empty(starts.size, kind)
-    _check(plan, binary.read_numbers(data, starts, lengths, out.itemsize, out))
-    return out
-
-
-def _binary_ints(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    return _fixed(plan, lengths, _numbers(plan, data, starts, lengths, _WIDTH[plan.ddl_type]))
-
-
-def _binary_oids(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    unsigned = _numbers(plan, data, starts, lengths, np.int32).view(np.uint32)
-    return _fixed(plan, lengths, unsigned.astype(np.int64))
-
-
-def _binary_floats(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    return _fixed(plan, lengths, _numbers(plan, data, starts, lengths, _BITS[plan.ddl_type]))
-
-
-def _binary_dates(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    out = np.empty(starts.size, np.int32)
-    _check(plan, binary.read_dates(data, starts, lengths, out))
-    return _fixed(plan, lengths, out)
-
-
-def _binary_timestamps(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    out = np.empty(starts.size, np.int64)
-    _check(plan, binary.read_timestamps(data, starts, lengths, out))
-    return _fixed(plan, lengths, out)
-
-
-def _binary_decimals(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    out = np.empty((starts.size, 2), np.uint64)
-    _check(plan, binary.read_decimals(data, starts, lengths, plan.precision, plan.scale, out))
-    return _fixed(plan, lengths, out)
-
-
-def _binary_raw(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    if plan.kind is Kind.BYTES:
-        return _strings(plan, data, starts, lengths, pa.binary())
-    return _texts(plan, data, starts, lengths)
-
 
 def _binary_jsonb(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     """The text behind one byte that says its version."""
     given = np.flatnonzero(lengths >= 0)
     if given.size and (lengths[given].min() < 1 or (data[starts[given]] != 1).any()):
-        _check(plan, (0, scan.MALFORMED))
+        check_value(plan, (0, scan.MALFORMED))
     return _texts(plan, data, starts + 1, np.where(lengths < 0, lengths, lengths - 1))
 
 
 def _printed(plan: ColumnPlan, lengths: Longs, sizes: Longs, print_to: Callable[[Any, Bytes], None]) -> pa.Array:
-    offsets = _offsets(plan, sizes)
+    offsets = offsets_of(plan, sizes)
     out = np.empty(int(offsets[-1]), np.uint8)
     print_to(offsets, out)
     return pa.Array.from_buffers(
@@ -262,7 +216,7 @@ def _printed(plan: ColumnPlan, lengths: Longs, sizes: Longs, print_to: Callable[
 
 def _binary_numerics(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     sizes = np.empty(starts.size, np.int64)
-    _check(plan, binary.numeric_sizes(data, starts, lengths, sizes))
+    check_value(plan, binary.numeric_sizes(data, starts, lengths, sizes))
     texts = (binary.NAN_TEXT, binary.INFINITY_TEXT)
 
     def print_to(offsets: Any, out: Bytes) -> None:
@@ -273,23 +227,15 @@ def _binary_numerics(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Long
 
 def _binary_uuids(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     def print_to(offsets: Any, out: Bytes) -> None:
-        _check(plan, binary.print_uuids(data, starts, lengths, offsets, binary.HEX_DIGITS, out))
+        check_value(plan, binary.print_uuids(data, starts, lengths, offsets, binary.HEX_DIGITS, out))
 
     return _printed(plan, lengths, np.where(lengths < 0, -1, 36), print_to)
 
 
 _BINARY_DECODERS: Final[dict[Wire, Callable[[ColumnPlan, Bytes, Longs, Longs], pa.Array]]] = {
-    Wire.BOOL: _binary_bools,
-    Wire.INT: _binary_ints,
-    Wire.OID: _binary_oids,
-    Wire.FLOAT: _binary_floats,
-    Wire.DECIMAL: _binary_decimals,
     Wire.NUMERIC: _binary_numerics,
-    Wire.RAW: _binary_raw,
     Wire.JSONB: _binary_jsonb,
     Wire.UUID: _binary_uuids,
-    Wire.DATE: _binary_dates,
-    Wire.TIMESTAMP: _binary_timestamps,
 }
 _DECODERS: Final[dict[Kind, Callable[[ColumnPlan, Bytes, Longs, Longs], pa.Array]]] = {
     Kind.BOOL: _bools,

@@ -1,25 +1,62 @@
-"""The snapshot's faster format: blocks of `COPY … TO STDOUT (FORMAT binary)` to Arrow.
+"""The snapshot's faster format: messages of `COPY … TO STDOUT (FORMAT binary)` to Arrow.
 
 A row is its number of fields (16 bits), then each field's length (32 bits, -1 for NULL) and bytes. A header stands
 before the first row, and a row of -1 fields ends the copy. Nothing is escaped, nothing has to be searched for, and
 numbers and times need no parsing: the server prints, and the worker reads, at a third less.
+
+`rowscan.py` has the pass over the rows. Here: where each column lies in its arena, and Arrow columns made of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from headwater.connectors.postgres.binaryscan import scan_rows
-from headwater.connectors.postgres.columns import decode_binary_column, read_only
-from headwater.connectors.postgres.types import ColumnPlan, Wire
+from headwater.connectors.postgres import rowscan as scan
+from headwater.connectors.postgres.columns import (
+    MAX_COLUMN_BYTES,
+    check_value,
+    decode_binary_column,
+    read_only,
+    valid_texts,
+)
+from headwater.connectors.postgres.copyreader import Messages
+from headwater.connectors.postgres.textscan import FINE, Bytes, Longs
+from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.errors import DefiniteError
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _FLAGS: Final = 4  # none of which a server sets; then the length of an extension of the header
+_TRAILER: Final = b"\xff\xff"
+_ALIGNED: Final = 64  # bytes, as Arrow has its buffers
+_SCRATCH_BYTES: Final = 384 << 10  # half of what a core's second cache has, mostly
+_LEAST_BLOCK: Final = 64  # rows that are read before they are placed, also of very wide ones
+
+_KINDS: Final[dict[Wire, int]] = {
+    Wire.BOOL: scan.BOOL,
+    Wire.OID: scan.OID,
+    Wire.DECIMAL: scan.DECIMAL,
+    Wire.RAW: scan.TEXT,
+    Wire.DATE: scan.DATE,
+    Wire.TIMESTAMP: scan.TIMESTAMP,
+    Wire.NUMERIC: scan.FIELD,
+    Wire.JSONB: scan.FIELD,
+    Wire.UUID: scan.FIELD,
+}
+_NUMBERS: Final = {
+    "SMALLINT": scan.TWO,
+    "INT": scan.FOUR,
+    "BIGINT": scan.EIGHT,
+    "FLOAT": scan.FOUR,
+    "DOUBLE": scan.EIGHT,
+}
+_UNIT: Final = {scan.TWO: 2, scan.FOUR: 4, scan.DATE: 4, scan.TEXT: 4, scan.BOOL: 1}  # of others 8 bytes
+_SLOTS: Final = {scan.TEXT: 1, scan.FIELD: 2}  # rows of `fields` that a column has
 
 
 def has_binary(plans: Sequence[ColumnPlan]) -> bool:
@@ -27,27 +64,169 @@ def has_binary(plans: Sequence[ColumnPlan]) -> bool:
     return all(plan.wire is not Wire.TEXT_ONLY for plan in plans)
 
 
-def decode_copy_binary(block: Any, plans: Sequence[ColumnPlan]) -> pa.RecordBatch:
-    """The rows of a block of whole rows; `plans` are the statement's columns in order."""
-    data = read_only(np.frombuffer(block, np.uint8))
-    at = _after_header(data)
-    most = max(0, data.size - at) // (2 + 4 * len(plans)) + 1
-    starts = np.empty((len(plans), most), np.int64)
-    lengths = np.empty((len(plans), most), np.int64)
-    rows, end = scan_rows(data, at, starts, lengths)
-    if end != data.size:
-        raise DefiniteError(
-            "COPY_MALFORMED",
-            f"a row of the copy does not have {len(plans)} fields",
-            hint="the table's columns changed while it was being read; the read has to be repeated",
-        )
-    arrays = [decode_binary_column(plan, data, starts[i, :rows], lengths[i, :rows]) for i, plan in enumerate(plans)]
-    return pa.RecordBatch.from_arrays(arrays, names=[plan.name for plan in plans])
+@dataclass(frozen=True, slots=True)
+class BinaryRows:
+    """Rows as they came: `data[starts[i]:ends[i]]` is one."""
+
+    data: Bytes
+    starts: Longs
+    ends: Longs
+
+    @classmethod
+    def of(cls, messages: Messages) -> BinaryRows:
+        """Without header and trailer, which are messages of their own or stand before a row."""
+        data, starts, ends = messages.data, messages.starts, messages.ends
+        if starts.size and (rows_at := _after_header(data, int(starts[0]))) != starts[0]:
+            starts = starts.copy()
+            starts[0] = rows_at
+            if rows_at >= ends[0]:
+                starts, ends = starts[1:], ends[1:]
+        if starts.size and data[starts[-1] : ends[-1]].tobytes() == _TRAILER:
+            starts, ends = starts[:-1], ends[:-1]
+        return cls(data, starts, ends)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.starts.size)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.nbytes)
 
 
-def _after_header(data: Any) -> int:
+def _after_header(data: Bytes, at: int) -> int:
     """Where the rows begin; no row has as many fields as the signature would mean."""
     fixed = len(_SIGNATURE) + _FLAGS
-    if data[: len(_SIGNATURE)].tobytes() != _SIGNATURE or data.size < fixed + 4:
-        return 0
-    return fixed + 4 + int.from_bytes(data[fixed : fixed + 4].tobytes(), "big")
+    if data[at : at + len(_SIGNATURE)].tobytes() != _SIGNATURE or data.size < at + fixed + 4:
+        return at
+    return at + fixed + 4 + int.from_bytes(data[at + fixed : at + fixed + 4].tobytes(), "big")
+
+
+def decode_rows(
+    rows: BinaryRows,
+    plans: Sequence[ColumnPlan],
+    *,
+    only: Collection[str] | None = None,
+    places: Longs | None = None,
+) -> pa.RecordBatch:
+    """The columns of the statement, or `only` some; row i goes to `places[i]`, or stays in its place."""
+    if rows.nbytes > MAX_COLUMN_BYTES:
+        raise DefiniteError("BATCH_TOO_LARGE", "more than 2 GiB of rows in one piece", hint="decode smaller pieces")
+    wanted = [i for i, plan in enumerate(plans) if only is None or plan.name in only]
+    arena = _Arena(plans, wanted, rows.num_rows)
+    arena.fill(rows, np.arange(rows.num_rows) if places is None else places)
+    return pa.RecordBatch.from_arrays([arena.column(i) for i in wanted], names=[plans[i].name for i in wanted])
+
+
+class _Arena:
+    """The memory of all columns of a batch, and what `rowscan.py` is told about it."""
+
+    def __init__(self, plans: Sequence[ColumnPlan], wanted: Sequence[int], rows: int) -> None:
+        self.plans, self.wanted, self.rows = plans, wanted, rows
+        count = len(plans)
+        self.kinds = np.full(count, scan.SKIPPED, np.int64)
+        self.scratch, self.bases, self.slots, self.nulls = np.zeros((4, count), np.int64)
+        self.digits = np.array([(p.precision, p.scale) for p in plans], np.int64).reshape(count, 2)
+        self.valid = np.full((count, -(-rows // 8)), 255, np.uint8)
+        kinds = {i: _kind(plans[i]) for i in wanted}
+        row_bytes = sum(_bytes(kind, 1) for kind in kinds.values())
+        self.block = max(_LEAST_BLOCK, min(rows, _SCRATCH_BYTES // max(1, row_bytes)))
+        size = slots = 0
+        for i, kind in kinds.items():
+            self.kinds[i], self.scratch[i], self.slots[i] = kind, size // _UNIT.get(kind, 8), slots
+            size += _aligned(self.block if kind == scan.BOOL else _bytes(kind, self.block))
+            slots += _SLOTS.get(kind, 0)
+        for i, kind in kinds.items():
+            self.bases[i] = size // _UNIT.get(kind, 8)
+            size += _aligned(_bytes(kind, rows))
+        self.memory = np.empty(size, np.uint8)
+        self.fields = np.empty((slots, rows), np.int64)
+        for i in wanted:
+            if self.kinds[i] == scan.BOOL:  # the pass only sets bits
+                self._part(i, np.uint8, self.valid.shape[1])[:] = 0
+
+    def _part(self, i: int, dtype: Any, size: int) -> NDArray[Any]:
+        part: NDArray[Any] = self.memory.view(dtype)[self.bases[i] :][:size]
+        return part
+
+    def fill(self, rows: BinaryRows, places: Longs) -> None:
+        memory = self.memory
+        self.data, self.places = read_only(rows.data), places
+        column, fault = scan.place_rows(
+            self.data,
+            rows.starts,
+            rows.ends,
+            places,
+            self.kinds,
+            self.scratch,
+            self.bases,
+            self.digits,
+            self.slots,
+            memory,
+            memory.view(np.int16),
+            memory.view(np.int32),
+            memory.view(np.int64),
+            self.valid,
+            self.nulls,
+            self.fields,
+            max(self.wanted, default=-1),
+            self.block,
+        )
+        if column == scan.ROW_MALFORMED:
+            raise DefiniteError(
+                "COPY_MALFORMED",
+                f"a row of the copy does not have {len(self.plans)} fields",
+                hint="the table's columns changed while it was being read; the read has to be repeated",
+            )
+        if fault != FINE:
+            check_value(self.plans[column], (0, fault))
+
+    def column(self, i: int) -> pa.Array:
+        plan, kind = self.plans[i], self.kinds[i]
+        if kind == scan.FIELD:
+            starts, lengths = self.fields[self.slots[i] :][:2]
+            return decode_binary_column(plan, self.data, starts, lengths)
+        valid = pa.py_buffer(self.valid[i]) if self.nulls[i] else None
+        if kind == scan.TEXT:
+            return self._texts(i, valid)
+        unit = _UNIT.get(int(kind), 8)
+        values = pa.py_buffer(self.memory[self.bases[i] * unit :][: _bytes(int(kind), self.rows)])
+        return pa.Array.from_buffers(plan.arrow_type, self.rows, [valid, values], int(self.nulls[i]))
+
+    def _texts(self, i: int, valid: pa.Buffer | None) -> pa.Array:
+        plan = self.plans[i]
+        offsets = self._part(i, np.int32, self.rows + 1)
+        offsets[0] = 0
+        np.cumsum(offsets, dtype=np.int32, out=offsets)
+        out = np.empty(int(offsets[-1]), np.uint8)
+        scan.place_texts(self.data, self.fields[self.slots[i]], self.places, offsets, out)
+        as_text = plan.kind is not Kind.BYTES
+        array = pa.Array.from_buffers(
+            pa.string() if as_text else pa.binary(),
+            self.rows,
+            [valid, pa.py_buffer(offsets), pa.py_buffer(out)],
+            int(self.nulls[i]),
+        )
+        return valid_texts(plan, array) if as_text else array
+
+
+def _kind(plan: ColumnPlan) -> int:
+    return _NUMBERS[plan.ddl_type] if plan.wire in (Wire.INT, Wire.FLOAT) else _KINDS[plan.wire]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def _bytes(kind: int, rows: int) -> int:
+    """What a column of this kind takes in the arena."""
+    match kind:
+        case scan.FIELD:
+            return 0
+        case scan.BOOL:
+            return -(-rows // 8)
+        case scan.TEXT:
+            return 4 * (rows + 1)
+        case scan.DECIMAL:
+            return 16 * rows
+    return _UNIT.get(kind, 8) * rows

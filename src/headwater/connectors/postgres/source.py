@@ -64,7 +64,8 @@ class PostgresRead:
     high: int = 0
 
     def texts(self, query: str) -> list[tuple[str | None, ...]]:
-        from headwater.connectors.postgres.copytext import CopyReader, scan_copy_text
+        from headwater.connectors.postgres.copyreader import CopyReader
+        from headwater.connectors.postgres.copytext import scan_copy_text
 
         found: list[tuple[str | None, ...]] = []
         for block in CopyReader(self.conn, f"COPY ({query}) TO STDOUT"):

@@ -1,0 +1,371 @@
+"""A COPY statement's answer, from the connection: in blocks of whole lines, or as messages that stay where they came.
+
+What to read, in which transaction, and what an error means for the table is the caller's; `copytext.py` and
+`copybinary.py` decode.
+
+Two ways from the server. Without encryption, the statement is written to and its answer read from the connection's
+socket itself, in large pieces, and compiled code finds the CopyData frames; libpq, which would allocate every row, is
+idle meanwhile and finds the protocol at rest again. With TLS or GSS, libpq's `get_copy_data` is used. In both, the
+server's errors are psycopg's (with `sqlstate`), and the connection is usable afterwards, unless it was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.connectors.postgres.rowscan import find_messages
+from headwater.connectors.postgres.textscan import Bytes, Longs, compiled
+
+if TYPE_CHECKING:
+    import psycopg
+
+BLOCK_BYTES: Final = 4 << 20
+"""Large enough that fixed costs per block (some 50 µs) vanish, small enough for a core's caches and a task's memory."""
+
+_COPY_DATA: Final = ord("d")
+_POLL_S: Final = 1.0  # how long a write waits before it tries again
+_PATIENT_BYTES: Final = 64 << 10
+"""Once a copy proves large, be woken for this much and not for each of the server's 8 KiB: a third of the CPU."""
+_PATIENT_AFTER: Final = 256 << 10
+_PATIENT_MS: Final = 10  # but at the latest after this: the end of the copy is smaller
+_USUAL_MESSAGE: Final = 64  # bytes; of shorter ones more are found room for
+_LEAST_ROOM: Final = 64 << 10  # for a read from the socket
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The payloads `data[start:end]` of CopyData messages: in binary a row each, as the protocol says."""
+
+    data: Bytes
+    starts: Longs
+    ends: Longs
+    last: bool
+    """No further messages of the copy follow."""
+
+
+def _not_counted(_: int) -> None:
+    return None
+
+
+class CopyReader:
+    """Iterate over the blocks of a COPY statement: uint8 arrays of whole lines, `block_bytes` or more but for the last.
+
+    The connection must be in autocommit mode or inside of a transaction: no BEGIN is sent. Closing the iterator early
+    cancels the statement (inside of a transaction that fails the transaction, as any cancelled statement does).
+    `raw` None chooses by the connection's encryption.
+    """
+
+    def __init__(
+        self,
+        conn: psycopg.Connection[Any],
+        statement: str | bytes,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        raw: bool | None = None,
+    ) -> None:
+        self._conn = conn
+        self._statement = statement.encode() if isinstance(statement, str) else statement
+        self._block_bytes = block_bytes
+        self.raw = _is_plain(conn) if raw is None else raw
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        return self._raw_blocks() if self.raw else self._libpq_blocks()
+
+    def messages(
+        self, *, most_bytes: int, expected_bytes: int = 0, count: Callable[[int], None] = _not_counted
+    ) -> Iterator[Messages]:
+        """The same as messages, in pieces of about `most_bytes`; one at least, and one that is the last.
+
+        `count` is told, every `block_bytes` or so, how many messages have come since; it may wait, and it may raise.
+        """
+        if self.raw:
+            return self._raw_messages(most_bytes, min(expected_bytes, most_bytes), count)
+        return self._libpq_messages(most_bytes, count)
+
+    def _libpq_blocks(self) -> Iterator[NDArray[np.uint8]]:
+        for parts in self._libpq_parts():
+            yield np.frombuffer(b"".join(parts), np.uint8)
+
+    def _libpq_parts(self) -> Iterator[list[bytes]]:
+        with self._conn.cursor() as cursor, cursor.copy(self._statement) as copy:
+            parts: list[bytes] = []
+            size = 0
+            for part in copy:
+                parts.append(bytes(part))
+                size += len(part)
+                if size >= self._block_bytes:
+                    yield parts
+                    parts, size = [], 0
+            if parts:
+                yield parts
+
+    def _libpq_messages(self, most_bytes: int, count: Callable[[int], None]) -> Iterator[Messages]:
+        parts: list[bytes] = []
+        size = 0
+        for block in self._libpq_parts():
+            parts += block
+            size += sum(map(len, block))
+            count(len(block))
+            if size >= most_bytes:
+                yield _joined(parts, last=False)
+                parts, size = [], 0
+        yield _joined(parts, last=True)
+
+    def _raw_blocks(self) -> Iterator[NDArray[np.uint8]]:
+        wire = _RawCopy(self._conn, self._block_bytes)
+        try:
+            wire.send(self._statement)
+            while (block := wire.next_block()) is not None:
+                yield block
+        finally:
+            wire.close()
+
+    def _raw_messages(self, most_bytes: int, expected_bytes: int, count: Callable[[int], None]) -> Iterator[Messages]:
+        wire = _RawCopy(self._conn, self._block_bytes, expected_bytes)
+        try:
+            wire.send(self._statement)
+            while True:
+                messages = wire.next_messages(most_bytes, count)
+                yield messages
+                if messages.last:
+                    return
+        finally:
+            wire.close()
+
+
+def _joined(parts: list[bytes], *, last: bool) -> Messages:
+    ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
+    starts = np.concatenate([np.zeros(min(1, len(parts)), np.int64), ends[:-1]])
+    return Messages(np.frombuffer(b"".join(parts), np.uint8), starts, ends, last)
+
+
+def _is_plain(conn: psycopg.Connection[Any]) -> bool:
+    """Whether the bytes on the socket are the protocol's own. Where libpq cannot say, they are taken as encrypted."""
+    import psycopg
+
+    try:
+        return not conn.pgconn.ssl_in_use and not conn.pgconn.used_gssapi
+    except (psycopg.NotSupportedError, AttributeError):
+        return False
+
+
+class _RawCopy:
+    """One COPY statement spoken on a connection's socket while libpq is idle.
+
+    `_done` becomes true with ReadyForQuery: then the server has nothing more to say, and libpq may go on. Frames that
+    are not CopyData are few (at the beginning and the end, and notices), so they are handled in Python.
+    """
+
+    def __init__(self, conn: psycopg.Connection[Any], block_bytes: int, expected_bytes: int = 0) -> None:
+        self._conn = conn
+        self._block_bytes = block_bytes
+        # A second descriptor of the same socket: libpq keeps its own.
+        self._socket = socket.socket(fileno=os.dup(conn.pgconn.socket))
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._buffer = np.empty(max(block_bytes, expected_bytes), np.uint8)
+        self._received = 0
+        self._used = 0  # buffer[:used] holds bytes that were received
+        self._at = 0  # of which buffer[:at] have been handled
+        self._error: Exception | None = None
+        self._sent = False
+        self._done = False
+        self._lost = False
+
+    def send(self, statement: bytes) -> None:
+        self._sent = True
+        message = memoryview(b"Q" + struct.pack("!I", len(statement) + 5) + statement + b"\0")
+        while message:
+            try:
+                message = message[self._socket.send(message) :]
+            except BlockingIOError:
+                select.select([], [self._socket], [], _POLL_S)
+
+    def next_block(self) -> NDArray[np.uint8] | None:
+        """The next block, or None at the end; raises what the server said once the protocol is at rest."""
+        out, filled = np.empty(self._block_bytes * 2, np.uint8), 0
+        while not self._done and filled < self._block_bytes:
+            out, filled = self._step(out, filled)
+        if self._error is not None:
+            # The rows so far are those of a failed statement: worth nothing.
+            raise self._error
+        return out[:filled] if filled else None
+
+    def _step(self, out: Bytes, filled: int) -> tuple[Bytes, int]:
+        """Append the rows at hand to `out`, then handle one other frame or get more bytes."""
+        if out.size - filled < self._used - self._at:
+            out = np.concatenate([out[:filled], np.empty(self._used - self._at, np.uint8)])
+        self._at, filled = _strip_copy_data(self._buffer, self._at, self._used, out, filled)
+        if not self._handle_other():
+            self._make_room_in_front()
+            self._receive()
+        return out, filled
+
+    def _handle_other(self) -> bool:
+        """Handle one whole frame that is not CopyData; False where the next frame is incomplete."""
+        head = self._buffer[self._at : min(self._at + 5, self._used)].tobytes()
+        if len(head) < 5 or head[0] == _COPY_DATA:
+            return False
+        end = self._at + 1 + int.from_bytes(head[1:], "big")
+        if end > self._used:
+            return False
+        body = self._buffer[self._at + 5 : end].tobytes()
+        self._at = end
+        match chr(head[0]):
+            case "E":
+                self._error = self._error or _server_error(body)
+            case "Z":
+                self._done = True
+            case "G":  # COPY … FROM STDIN is not for us: CopyFail, and the server answers with an error
+                self._socket.send(b"f" + struct.pack("!I", 5) + b"\0")
+            case _:  # CopyOutResponse, CopyDone, CommandComplete, notices, parameters: nothing to do
+                pass
+        return True
+
+    def next_messages(self, most_bytes: int, count: Callable[[int], None]) -> Messages:
+        """The messages of the next `most_bytes`, or of what is left; raises what the server said, at the end."""
+        starts, ends = np.empty((2, self._buffer.size // _USUAL_MESSAGE), np.int64)
+        found, told, told_at = 0, 0, 0
+        while not self._done:
+            self._at, found = find_messages(self._buffer, self._at, self._used, starts, ends, found)
+            if found == starts.size:
+                starts, ends = _doubled(starts), _doubled(ends)
+                continue
+            if self._used - told_at >= self._block_bytes:
+                count(found - told)
+                told, told_at = found, self._used
+            if self._handle_other():
+                continue
+            if found and self._at >= most_bytes:
+                break
+            self._make_room_behind()
+            self._receive()
+        if self._error is not None:
+            raise self._error
+        count(found - told)
+        data = self._buffer[: self._at]
+        if not self._done:
+            self._begin_anew(min(self._buffer.size, most_bytes + self._block_bytes))
+        return Messages(data, starts[:found], ends[:found], self._done)
+
+    def _make_room_behind(self) -> None:
+        """Room for the frame that is incomplete, or for more of them; what has come stays where it is."""
+        needed = max(self._at + self._needed(), self._used + _LEAST_ROOM)
+        if needed > self._buffer.size:
+            larger = np.empty(max(needed, 2 * self._buffer.size), np.uint8)
+            larger[: self._used] = self._buffer[: self._used]
+            self._buffer = larger
+
+    def _make_room_in_front(self) -> None:
+        """The incomplete frame moves to the front of the buffer; a large one gets a larger buffer."""
+        rest = self._buffer[self._at : self._used].copy()
+        needed = self._needed()
+        if needed > self._buffer.size:
+            self._buffer = np.empty(needed + self._block_bytes, np.uint8)
+        self._buffer[: rest.size] = rest
+        self._at, self._used = 0, rest.size
+
+    def _begin_anew(self, size: int) -> None:
+        """Another buffer, which begins with the incomplete frame: somebody has the messages before it."""
+        rest = self._buffer[self._at : self._used]
+        self._buffer = np.empty(max(size, self._needed()), np.uint8)
+        self._buffer[: rest.size] = rest
+        self._at, self._used = 0, rest.size
+
+    def _needed(self) -> int:
+        """The size of the frame that has begun to come; 0 if that is not known yet."""
+        head = self._buffer[self._at : min(self._at + 5, self._used)].tobytes()
+        return int.from_bytes(head[1:], "big") + 1 if len(head) == 5 else 0
+
+    def _receive(self) -> None:
+        """Get more bytes behind those that are there; not more than a block, since whoever counts may want to wait."""
+        room = memoryview(self._buffer.data)[self._used : self._used + self._block_bytes]
+        while True:
+            try:
+                got = self._socket.recv_into(room)
+            except BlockingIOError:
+                self._poll.poll(_PATIENT_MS)
+                continue
+            except OSError:
+                got = 0
+            if got == 0:
+                self._done = self._lost = True
+                raise self._error or _connection_lost()
+            self._used += got
+            self._be_patient(got)
+            return
+
+    def _be_patient(self, got: int) -> None:
+        was, self._received = self._received, self._received + got
+        if was < _PATIENT_AFTER <= self._received:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _PATIENT_BYTES)
+
+    def close(self) -> None:
+        """Leave the protocol at rest: cancel what still runs; let libpq see a failed transaction, a lost connection."""
+        disturbed = self._error is not None or not self._done or self._lost
+        try:
+            if self._sent and not self._done:
+                self._conn.cancel_safe()
+                scratch = np.empty(self._block_bytes, np.uint8)
+                while not self._done:
+                    scratch, _ = self._step(scratch, 0)
+        finally:
+            # An option of the socket, not of our descriptor: libpq would wait for ever for a short answer.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+            self._socket.close()
+        if disturbed:
+            self._conn.pgconn.exec_(b"")
+
+
+def _doubled(numbers: Longs) -> Longs:
+    larger = np.empty(2 * numbers.size + 1, np.int64)
+    larger[: numbers.size] = numbers
+    return larger
+
+
+@compiled
+def _strip_copy_data(data: Bytes, at: int, used: int, out: Bytes, filled: int) -> tuple[int, int]:
+    """Append the payloads of the CopyData frames from `at` on to `out`; stop at an incomplete or another frame."""
+    while used - at >= 5 and data[at] == 100:
+        length = data[at + 1] * 16777216 + data[at + 2] * 65536 + data[at + 3] * 256 + data[at + 4]
+        if used - at < length + 1:
+            break
+        # Unsigned, since an index that may be negative is tested for each byte: eight times slower.
+        start = np.uint64(at + 5)
+        to = np.uint64(filled)
+        for k in range(np.uint64(length - 4)):
+            out[to + k] = data[start + k]
+        filled += length - 4
+        at += length + 1
+    return at, filled
+
+
+def _server_error(body: bytes) -> Exception:
+    """An ErrorResponse as the exception that psycopg would have raised."""
+    import psycopg
+
+    fields = {part[:1]: part[1:].decode("utf-8", "replace") for part in body.split(b"\0") if part}
+    sqlstate = fields.get(b"C", "XX000")
+    try:
+        kind: type[psycopg.Error] = psycopg.errors.lookup(sqlstate)
+    except KeyError:
+        kind = psycopg.DatabaseError
+    error = kind(fields.get(b"M", "the server failed without a message"))
+    error.sqlstate = sqlstate
+    return error
+
+
+def _connection_lost() -> Exception:
+    import psycopg
+
+    return psycopg.OperationalError("the connection was lost during a copy")

@@ -1,0 +1,282 @@
+"""The compiled pass over rows of `COPY … (FORMAT binary)` that puts every value where its column wants it.
+
+    message   ┌ fields ┬ length ┬ value ┬ length ┬ value ┬ …        row i of the copy, wherever it begins
+              └────────┴────────┴───────┴────────┴───────┴
+    scratch   [ value of the block's first row, of its second, … ]  for each column; stays in a core's cache
+    column    [ … value … ]                                          at `places[i]`, in the order of a segment
+
+Rows are read once, in the order in which they came, a block of them at a time; then each column's values of the block
+go to their places, up to as many as there are vnodes, near which the next ones go too. Columns that are decoded first
+and sorted afterwards cost twice as much, since they go through memory twice more.
+
+All columns lie in one arena, the scratch too, which is passed in several widths, for compiled code knows no array of
+arrays: what a column is (`kinds`), and where it begins, counted in its own width (`scratch`, `bases`), say the rest.
+Of texts and of values that `columns.py` decodes the pass notes where they are; `copybinary.py` lays the arena out and
+makes Arrow columns of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwater.connectors.postgres.binaryscan import (
+    date_of,
+    decimal_of,
+    eight,
+    four,
+    timestamp_of,
+    two,
+)
+from headwater.connectors.postgres.textscan import FINE, MALFORMED, Bytes, Longs, compiled
+
+# What a column is. The compiled code tests them in this order.
+SKIPPED: Final = 0
+EIGHT: Final = 1  # bytes of a number
+FOUR: Final = 2
+TWO: Final = 3
+TEXT: Final = 4  # its lengths are placed; where it begins is noted in `fields`, in the order of the rows
+BOOL: Final = 5  # a byte of the scratch, a bit of the column
+TIMESTAMP: Final = 6
+DECIMAL: Final = 7
+DATE: Final = 8
+OID: Final = 9
+FIELD: Final = 10  # where it begins is placed, and its length: -1 for NULL
+
+ROW_MALFORMED: Final = -1  # instead of a column's number: the row has another number of fields, or is not whole
+
+
+@compiled
+def find_messages(data: Bytes, at: Any, used: int, starts: Longs, ends: Longs, count: int) -> tuple[Any, int]:
+    """Note the payloads of the CopyData frames from `at` on; stops at an incomplete or another frame, or when full.
+
+    Gives where it stopped, and how many there are.
+    """
+    while count < starts.size and used - at >= 5 and data[np.uint64(at)] == 100:
+        end = at + 1 + np.int64(np.uint32(four(data, np.uint64(at + 1))))
+        if end > used or end < at + 5:
+            break
+        starts[count] = at + 5
+        ends[count] = end
+        count += 1
+        at = end
+    return at, count
+
+
+@compiled
+def place_rows(
+    data: Bytes,
+    starts: Longs,
+    ends: Longs,
+    places: Longs,
+    kinds: Longs,
+    scratch: Longs,
+    bases: Longs,
+    digits: NDArray[Any],
+    slots: Longs,
+    arena: Bytes,
+    arena2: NDArray[Any],
+    arena4: NDArray[Any],
+    arena8: Longs,
+    valid: NDArray[Any],
+    nulls: Longs,
+    fields: NDArray[Any],
+    last: int,
+    block: int,
+) -> tuple[int, int]:
+    """Place the values of all rows, `block` rows at a time; (column, fault) of the first value that cannot be.
+
+    `digits` are (precision, scale) of decimals, `slots` a column's row of `fields`. `valid` has a column's bits, all
+    set; NULLs clear them and are counted in `nulls`. Columns behind `last` are not looked at, and then neither is the
+    row's end.
+    """
+    for first in range(0, starts.size, block):
+        after = min(first + block, starts.size)
+        column, fault = _read_block(
+            data, starts, ends, places, first, after, kinds, scratch, digits, slots,
+            arena, arena2, arena4, arena8, valid, nulls, fields, last,
+        )  # fmt: skip
+        if fault != FINE:
+            return column, fault
+        for c in range(last + 1):
+            _place_block(kinds[c], places[first:after], scratch[c], bases[c], arena, arena2, arena4, arena8)
+    return 0, FINE
+
+
+@compiled
+def _read_block(
+    data: Bytes,
+    starts: Longs,
+    ends: Longs,
+    places: Longs,
+    first: int,
+    after: int,
+    kinds: Longs,
+    scratch: Longs,
+    digits: NDArray[Any],
+    slots: Longs,
+    arena: Bytes,
+    arena2: NDArray[Any],
+    arena4: NDArray[Any],
+    arena8: Longs,
+    valid: NDArray[Any],
+    nulls: Longs,
+    fields: NDArray[Any],
+    last: int,
+) -> tuple[int, int]:
+    """Read rows into the scratch; fields and validity go to their places at once."""
+    ncols = kinds.size
+    for i in range(first, after):
+        p, end = np.uint64(starts[i]), np.uint64(ends[i])
+        if p + np.uint64(2) > end or two(data, p) != ncols:
+            return ROW_MALFORMED, MALFORMED
+        p += np.uint64(2)
+        row = np.uint64(i - first)
+        for c in range(last + 1):
+            if p + np.uint64(4) > end:
+                return ROW_MALFORMED, MALFORMED
+            length = four(data, p)
+            p += np.uint64(4)
+            if length > 0 and p + np.uint64(length) > end:
+                return ROW_MALFORMED, MALFORMED
+            kind = kinds[c]
+            at = np.uint64(scratch[c]) + row
+            # Where a length is known it is tested and not added: the next field can be read before this one's is.
+            if length < 0:
+                if kind != SKIPPED:
+                    to = np.uint64(places[i])
+                    nulls[c] += 1
+                    valid[c, to >> np.uint64(3)] &= ~np.uint8(np.uint8(1) << np.uint8(to & np.uint64(7)))
+                    _read_null(kind, at, row, arena, arena2, arena4, arena8)
+                    if kind == FIELD:
+                        fields[slots[c], to] = 0
+                        fields[slots[c] + 1, to] = -1
+            elif kind == EIGHT:
+                if length != 8:
+                    return c, MALFORMED
+                arena8[at] = eight(data, p)
+                p += np.uint64(8)
+            elif kind == FOUR:
+                if length != 4:
+                    return c, MALFORMED
+                arena4[at] = four(data, p)
+                p += np.uint64(4)
+            elif kind == TWO:
+                if length != 2:
+                    return c, MALFORMED
+                arena2[at] = two(data, p)
+                p += np.uint64(2)
+            elif kind == TEXT:
+                arena4[at] = length
+                fields[slots[c], i] = p
+                p += np.uint64(length)
+            elif kind == BOOL:
+                if length != 1:
+                    return c, MALFORMED
+                arena[at] = data[p]
+                p += np.uint64(1)
+            elif kind == TIMESTAMP:
+                if length != 8:
+                    return c, MALFORMED
+                value, fault = timestamp_of(data, p)
+                if fault != FINE:
+                    return c, fault
+                arena8[at] = value
+                p += np.uint64(8)
+            elif kind == DECIMAL:
+                low, high, fault = decimal_of(data, p, length, digits[c, 0], digits[c, 1])
+                if fault != FINE:
+                    return c, fault
+                arena8[at + row] = low
+                arena8[at + row + np.uint64(1)] = high
+                p += np.uint64(length)
+            elif kind == DATE:
+                if length != 4:
+                    return c, MALFORMED
+                arena4[at] = date_of(data, p)
+                p += np.uint64(4)
+            elif kind == OID:
+                if length != 4:
+                    return c, MALFORMED
+                arena8[at] = np.int64(np.uint32(four(data, p)))
+                p += np.uint64(4)
+            elif kind == FIELD:
+                to = np.uint64(places[i])
+                fields[slots[c], to] = p
+                fields[slots[c] + 1, to] = length
+                p += np.uint64(length)
+            else:
+                p += np.uint64(length)
+        if last == ncols - 1 and p != end:
+            return ROW_MALFORMED, MALFORMED
+    return 0, FINE
+
+
+@compiled
+def _read_null(
+    kind: int, at: Any, row: Any, arena: Bytes, arena2: NDArray[Any], arena4: NDArray[Any], arena8: Longs
+) -> None:
+    """Zeros under a NULL: the arena is fresh memory, and what is under a NULL is written to files."""
+    if kind in (EIGHT, TIMESTAMP, OID):
+        arena8[at] = 0
+    elif kind in (FOUR, DATE, TEXT):
+        arena4[at] = 0
+    elif kind == TWO:
+        arena2[at] = 0
+    elif kind == BOOL:
+        arena[at] = 0
+    elif kind == DECIMAL:
+        arena8[at + row] = 0
+        arena8[at + row + np.uint64(1)] = 0
+
+
+@compiled
+def _place_block(
+    kind: int,
+    places: Longs,
+    scratch: int,
+    base: int,
+    arena: Bytes,
+    arena2: NDArray[Any],
+    arena4: NDArray[Any],
+    arena8: Longs,
+) -> None:
+    """Take a column's values of a block from the scratch to their places."""
+    count = np.uint64(places.size)
+    at, to = np.uint64(scratch), np.uint64(base)
+    if kind in (EIGHT, TIMESTAMP, OID):
+        for r in range(count):
+            arena8[to + np.uint64(places[r])] = arena8[at + r]
+    elif kind in (FOUR, DATE):
+        for r in range(count):
+            arena4[to + np.uint64(places[r])] = arena4[at + r]
+    elif kind == TEXT:  # the first of its offsets is 0
+        for r in range(count):
+            arena4[to + np.uint64(places[r]) + np.uint64(1)] = arena4[at + r]
+    elif kind == TWO:
+        for r in range(count):
+            arena2[to + np.uint64(places[r])] = arena2[at + r]
+    elif kind == DECIMAL:
+        for r in range(count):
+            place = to + np.uint64(2) * np.uint64(places[r])
+            arena8[place] = arena8[at + r + r]
+            arena8[place + np.uint64(1)] = arena8[at + r + r + np.uint64(1)]
+    elif kind == BOOL:
+        for r in range(count):
+            if arena[at + r] != 0:
+                place = np.uint64(places[r])
+                arena[to + (place >> np.uint64(3))] |= np.uint8(np.uint8(1) << np.uint8(place & np.uint64(7)))
+
+
+@compiled
+def place_texts(data: Bytes, starts: NDArray[Any], places: Longs, offsets: NDArray[np.int32], out: Bytes) -> None:
+    """Copy the texts that begin at `starts` to where `offsets` has them."""
+    for i in range(places.size):
+        to = np.uint64(places[i])
+        at = np.uint64(offsets[to])
+        size = np.uint64(offsets[to + np.uint64(1)]) - at
+        start = np.uint64(starts[i])
+        for k in range(size):
+            out[at + k] = data[start + k]
