@@ -1,6 +1,7 @@
 """How the columns of a segment are packed, chosen from a sample of their values; each file says for itself what it is.
 
-- Few distinct values: a dictionary. Others are twice as fast to write, and smaller, without one.
+- Few distinct values: a dictionary. Others are twice as fast to write, and smaller, without one. Its numbers are
+  compressed where some of them are much more frequent than others.
 - Whole numbers, decimals that fit into one, and times near their neighbours, as keys and times of a sorted segment
   mostly are: their differences. Smaller than compressed numbers, and faster to write and to read.
 - What else shrinks well is compressed. A column that hardly shrinks costs more time, now and at each read, than its
@@ -50,7 +51,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _repeats(sample: pa.ChunkedArray) -> bool:
-    countable = not (pa.types.is_nested(sample.type) or pa.types.is_null(sample.type))
+    kind = sample.type
+    countable = not (pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_boolean(kind))
     return bool(countable and pc.count_distinct(sample, "all").as_py() * 4 <= len(sample))
 
 
@@ -87,11 +89,21 @@ def difference_bits(values: Any) -> float:
 
 def _compression(sample: pa.Table, repeating: Sequence[str], near: Sequence[str]) -> dict[str, Any]:
     others = [n for n in sample.column_names if n not in near and not _is_in_runs(n, sample.column(n))]
-    compressed = [n for n in others if n in repeating or _shrinks(sample.column(n))]
+    compressed = [n for n in others if (_is_uneven if n in repeating else _shrinks)(sample.column(n))]
     return {
         "compression": dict.fromkeys(sample.column_names, "none") | dict.fromkeys(compressed, CODEC),
         "compression_level": dict.fromkeys(compressed, CODEC_LEVEL),
     }
+
+
+def _is_uneven(sample: pa.ChunkedArray) -> bool:
+    """Whether the numbers of a dictionary take more bits than they tell; its texts shrink by themselves."""
+    if _is_text(sample.type):
+        return True
+    counts = pc.value_counts(sample.combine_chunks()).field("counts").to_numpy()
+    bits = np.ceil(np.log2(max(2, counts.size)))
+    shares = counts / max(1, counts.sum())
+    return bool(-(shares * np.log2(shares)).sum() <= bits * (1 - WORTH))
 
 
 def _is_in_runs(name: str, sample: pa.ChunkedArray) -> bool:

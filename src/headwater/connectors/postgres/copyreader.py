@@ -109,16 +109,16 @@ class CopyReader:
                 yield parts
 
     def _libpq_messages(self, most_bytes: int, count: Callable[[int], None]) -> Iterator[Messages]:
-        parts: list[bytes] = []
-        size = 0
-        for block in self._libpq_parts():
-            parts += block
-            size += sum(map(len, block))
-            count(len(block))
-            if size >= most_bytes:
-                yield _joined(parts, last=False)
-                parts, size = [], 0
-        yield _joined(parts, last=True)
+        blocks: list[bytes] = []
+        sizes: list[Longs] = []
+        for parts in self._libpq_parts():
+            blocks.append(b"".join(parts))
+            sizes.append(np.fromiter(map(len, parts), np.int64, len(parts)))
+            count(len(parts))
+            if sum(map(len, blocks)) >= most_bytes:
+                yield _joined(blocks, sizes, last=False)
+                blocks, sizes = [], []
+        yield _joined(blocks, sizes, last=True)
 
     def _raw_blocks(self) -> Iterator[NDArray[np.uint8]]:
         wire = _RawCopy(self._conn, self._block_bytes)
@@ -142,10 +142,10 @@ class CopyReader:
             wire.close()
 
 
-def _joined(parts: list[bytes], *, last: bool) -> Messages:
-    ends = np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)))
-    starts = np.concatenate([np.zeros(min(1, len(parts)), np.int64), ends[:-1]])
-    return Messages(np.frombuffer(b"".join(parts), np.uint8), starts, ends, last)
+def _joined(blocks: list[bytes], sizes: list[Longs], *, last: bool) -> Messages:
+    size = np.concatenate([np.zeros(0, np.int64), *sizes])
+    ends = np.cumsum(size)
+    return Messages(np.frombuffer(b"".join(blocks), np.uint8), ends - size, ends, last)
 
 
 def _is_plain(conn: psycopg.Connection[Any]) -> bool:
