@@ -152,26 +152,22 @@ class _Arena:
     def fill(self, rows: BinaryRows, places: Longs) -> None:
         memory = self.memory
         self.data, self.places = read_only(rows.data), places
-        column, fault = scan.place_rows(
-            self.data,
-            rows.starts,
-            rows.ends,
-            places,
-            self.kinds,
-            self.scratch,
-            self.bases,
-            self.digits,
-            self.slots,
-            memory,
-            memory.view(np.int16),
-            memory.view(np.int32),
-            memory.view(np.int64),
-            self.valid,
-            self.nulls,
-            self.fields,
-            max(self.wanted, default=-1),
-            self.block,
+        columns = scan.Columns(
+            kinds=self.kinds,
+            scratch=self.scratch,
+            bases=self.bases,
+            digits=self.digits,
+            slots=self.slots,
+            arena=memory,
+            arena2=memory.view(np.int16),
+            arena4=memory.view(np.int32),
+            arena8=memory.view(np.int64),
+            valid=self.valid,
+            nulls=self.nulls,
+            fields=self.fields,
         )
+        last = max(self.wanted, default=-1)
+        column, fault = scan.place_rows(self.data, rows.starts, rows.ends, places, columns, last, self.block)
         if column == scan.ROW_MALFORMED:
             raise DefiniteError(
                 "COPY_MALFORMED",

@@ -17,7 +17,7 @@ makes Arrow columns of it.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,68 +65,52 @@ def find_messages(data: Bytes, at: Any, used: int, starts: Longs, ends: Longs, c
     return at, count
 
 
+class Columns(NamedTuple):
+    """What the pass is told about the columns; compiled code takes it for so many arguments."""
+
+    kinds: Longs
+    scratch: Longs
+    bases: Longs
+    digits: NDArray[Any]
+    """(precision, scale) of decimals."""
+    slots: Longs
+    """A column's row of `fields`."""
+    arena: Bytes
+    arena2: NDArray[Any]
+    arena4: NDArray[Any]
+    arena8: Longs
+    valid: NDArray[Any]
+    """A column's bits, all set; NULLs clear them, and are counted."""
+    nulls: Longs
+    fields: NDArray[Any]
+
+
 @compiled
 def place_rows(
-    data: Bytes,
-    starts: Longs,
-    ends: Longs,
-    places: Longs,
-    kinds: Longs,
-    scratch: Longs,
-    bases: Longs,
-    digits: NDArray[Any],
-    slots: Longs,
-    arena: Bytes,
-    arena2: NDArray[Any],
-    arena4: NDArray[Any],
-    arena8: Longs,
-    valid: NDArray[Any],
-    nulls: Longs,
-    fields: NDArray[Any],
-    last: int,
-    block: int,
+    data: Bytes, starts: Longs, ends: Longs, places: Longs, columns: Columns, last: int, block: int
 ) -> tuple[int, int]:
     """Place the values of all rows, `block` rows at a time; (column, fault) of the first value that cannot be.
 
-    `digits` are (precision, scale) of decimals, `slots` a column's row of `fields`. `valid` has a column's bits, all
-    set; NULLs clear them and are counted in `nulls`. Columns behind `last` are not looked at, and then neither is the
-    row's end.
+    Columns behind `last` are not looked at, and then neither is the row's end.
     """
     for first in range(0, starts.size, block):
         after = min(first + block, starts.size)
-        column, fault = _read_block(
-            data, starts, ends, places, first, after, kinds, scratch, digits, slots,
-            arena, arena2, arena4, arena8, valid, nulls, fields, last,
-        )  # fmt: skip
+        column, fault = _read_block(data, starts, ends, places, first, after, columns, last)
         if fault != FINE:
             return column, fault
         for c in range(last + 1):
-            _place_block(kinds[c], places[first:after], scratch[c], bases[c], arena, arena2, arena4, arena8)
+            _place_block(c, places[first:after], columns)
     return 0, FINE
 
 
 @compiled
 def _read_block(
-    data: Bytes,
-    starts: Longs,
-    ends: Longs,
-    places: Longs,
-    first: int,
-    after: int,
-    kinds: Longs,
-    scratch: Longs,
-    digits: NDArray[Any],
-    slots: Longs,
-    arena: Bytes,
-    arena2: NDArray[Any],
-    arena4: NDArray[Any],
-    arena8: Longs,
-    valid: NDArray[Any],
-    nulls: Longs,
-    fields: NDArray[Any],
-    last: int,
+    data: Bytes, starts: Longs, ends: Longs, places: Longs, first: int, after: int, columns: Columns, last: int
 ) -> tuple[int, int]:
     """Read rows into the scratch; fields and validity go to their places at once."""
+    kinds, scratch, slots = columns.kinds, columns.scratch, columns.slots
+    arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
+    fields, digits = columns.fields, columns.digits
     ncols = kinds.size
     for i in range(first, after):
         p, end = np.uint64(starts[i]), np.uint64(ends[i])
@@ -147,9 +131,9 @@ def _read_block(
             if length < 0:
                 if kind != SKIPPED:
                     to = np.uint64(places[i])
-                    nulls[c] += 1
-                    valid[c, to >> np.uint64(3)] &= ~np.uint8(np.uint8(1) << np.uint8(to & np.uint64(7)))
-                    _read_null(kind, at, row, arena, arena2, arena4, arena8)
+                    columns.nulls[c] += 1
+                    columns.valid[c, to >> np.uint64(3)] &= ~np.uint8(np.uint8(1) << np.uint8(to & np.uint64(7)))
+                    _read_null(kind, at, row, columns)
                     if kind == FIELD:
                         fields[slots[c], to] = 0
                         fields[slots[c] + 1, to] = -1
@@ -215,37 +199,27 @@ def _read_block(
 
 
 @compiled
-def _read_null(
-    kind: int, at: Any, row: Any, arena: Bytes, arena2: NDArray[Any], arena4: NDArray[Any], arena8: Longs
-) -> None:
+def _read_null(kind: int, at: Any, row: Any, columns: Columns) -> None:
     """Zeros under a NULL: the arena is fresh memory, and what is under a NULL is written to files."""
     if kind in (EIGHT, TIMESTAMP, OID):
-        arena8[at] = 0
+        columns.arena8[at] = 0
     elif kind in (FOUR, DATE, TEXT):
-        arena4[at] = 0
+        columns.arena4[at] = 0
     elif kind == TWO:
-        arena2[at] = 0
+        columns.arena2[at] = 0
     elif kind == BOOL:
-        arena[at] = 0
+        columns.arena[at] = 0
     elif kind == DECIMAL:
-        arena8[at + row] = 0
-        arena8[at + row + np.uint64(1)] = 0
+        columns.arena8[at + row] = 0
+        columns.arena8[at + row + np.uint64(1)] = 0
 
 
 @compiled
-def _place_block(
-    kind: int,
-    places: Longs,
-    scratch: int,
-    base: int,
-    arena: Bytes,
-    arena2: NDArray[Any],
-    arena4: NDArray[Any],
-    arena8: Longs,
-) -> None:
+def _place_block(column: int, places: Longs, columns: Columns) -> None:
     """Take a column's values of a block from the scratch to their places."""
-    count = np.uint64(places.size)
-    at, to = np.uint64(scratch), np.uint64(base)
+    arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
+    kind, count = columns.kinds[column], np.uint64(places.size)
+    at, to = np.uint64(columns.scratch[column]), np.uint64(columns.bases[column])
     if kind in (EIGHT, TIMESTAMP, OID):
         for r in range(count):
             arena8[to + np.uint64(places[r])] = arena8[at + r]
