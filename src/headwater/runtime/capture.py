@@ -229,6 +229,7 @@ class Capture:
     def epoch_lasted(self, seconds: float) -> None:
         for source in self.sources.values():
             source.size.lasted(seconds)
+            source.handed_rows.lasted(seconds)
 
     def committed(self, epoch: int, contribution: Contribution) -> None:
         for source in self.sources.values():

@@ -1,8 +1,9 @@
 """How much of a source's backlog one epoch takes: so much that the epoch is over in a few seconds.
 
-After a pause, an absence or a burst the spool holds more than an epoch should. What an epoch of a given size takes is
-not known beforehand (views, other work, the machine), so each tells the size of the next. `source_runtime.py` asks at
-every barrier, `dataflow.py` tells how long it took.
+After a pause, an absence or a burst the spool holds more than an epoch should; and when a copy is fast, or an engine
+comes back, more rows wait to be handed over than the views behind them take in one refresh. What an epoch of a given
+size takes is not known beforehand (views, other work, the machine), so each tells the size of the next.
+`source_runtime.py` asks at every barrier, `dataflow.py` tells how long it took.
 
     more came in than it took           ─► the next is larger, however long it takes: else the backlog would only grow
     much slower, by bytes a second,
@@ -14,6 +15,7 @@ every barrier, `dataflow.py` tells how long it took.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,14 +25,18 @@ GOAL_S: Final = 3.0
 # Bytes of the spool; a small row has some 130. The largest is what a task's memory is made for.
 SIZES: Final = tuple(megabytes << 20 for megabytes in (4, 8, 16, 32, 64))
 FIRST: Final = 2  # of the sizes
+# Rows that are handed over. The first ones are within what a view's kept plan takes (`spark/view_fetched.py`).
+ROW_SIZES: Final = (75_000, 150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+FIRST_ROWS: Final = 1
 WORTH: Final = 0.7  # so much of the best speed an epoch must have to be preferred for being short
 REMEMBERED: Final = 10  # epochs: what is known of a size is soon out of date, most of all while the JVM is cold
 
 
 @dataclass(slots=True)
 class EpochSize:
-    """See the head of this module."""
+    """See the head of this module; bytes of the spool, or what `sizes` counts."""
 
+    sizes: tuple[int, ...] | None = None
     _at: int = FIRST
     _durable: int = 0
     _came: int = 0
@@ -42,8 +48,8 @@ class EpochSize:
 
     @property
     def limit(self) -> int:
-        """Bytes that the next epoch takes at the most, or one transaction."""
-        return SIZES[self._at]
+        """What the next epoch takes at the most, or one transaction, or one split."""
+        return (self.sizes or SIZES)[self._at]
 
     def arrived(self, durable: int) -> None:
         """A barrier, also one at which nothing is taken: the spool is complete up to here."""
@@ -56,6 +62,17 @@ class EpochSize:
         """The epoch takes so many bytes, by which the position moves on so far; `rest`: there is more."""
         self._taken, self._moved, self._rest = size, moved, rest
 
+    def fit(self, sizes: Iterable[int]) -> int:
+        """How many of these the epoch takes beside what it has taken already."""
+        count = 0
+        for size in sizes:
+            if self._taken and self._taken + size > self.limit:
+                self._rest = True
+                break
+            self._taken += size
+            count += 1
+        return count
+
     def lasted(self, seconds: float) -> None:
         """The epoch's work is done. One that took all there was says nothing about its size."""
         if not self._rest:
@@ -66,7 +83,7 @@ class EpochSize:
         self._at = self._next(seconds, known)
 
     def _next(self, seconds: float, known: dict[int, float]) -> int:
-        at, up, down = self._at, min(self._at + 1, len(SIZES) - 1), max(self._at - 1, 0)
+        at, up, down = self._at, min(self._at + 1, len(self.sizes or SIZES) - 1), max(self._at - 1, 0)
         if self._came > self._moved:
             return up
         best = max(known, key=lambda size: known[size])

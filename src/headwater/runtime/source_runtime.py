@@ -32,7 +32,7 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError
 from headwater.model.barrier import Barrier
 from headwater.runtime import source_setup as setup
 from headwater.runtime.backfill import TableBackfill
-from headwater.runtime.epoch_size import EpochSize
+from headwater.runtime.epoch_size import FIRST_ROWS, ROW_SIZES, EpochSize
 from headwater.runtime.splits import CapturedState
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
@@ -98,6 +98,7 @@ class SourceRuntime:
         self._holds: dict[object, int] = {}
         self._obsolete: list[tuple[int, str]] = []
         self.size = EpochSize()
+        self.handed_rows = EpochSize(ROW_SIZES, FIRST_ROWS)
         self.frozen = 0  # by how many it is asked to stand still at its position
         self._held: Held | None = None
         self._last = 0
@@ -262,6 +263,7 @@ class SourceRuntime:
 
         durable = self.durable
         self.size.arrived(durable)
+        self.handed_rows.arrived(0)
         self._last = last = self.position
         paused = barrier.at_rest or self.lost is not None
         target = last if paused else await asyncio.to_thread(self._target, last, durable)

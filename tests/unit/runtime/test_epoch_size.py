@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headwater.runtime.epoch_size import FIRST, GOAL_S, SIZES, EpochSize
+from headwater.runtime.epoch_size import FIRST, FIRST_ROWS, GOAL_S, ROW_SIZES, SIZES, EpochSize
 
 MB = 1 << 20
 Cost = Callable[[float], float]  # of an epoch of so many MB, in seconds
@@ -98,3 +98,16 @@ def test_slow_epoch_that_took_all_there_was_says_nothing_about_its_size() -> Non
     size.took(1000, 1000, rest=False)
     size.lasted(60.0)
     assert size.limit == SIZES[FIRST]
+
+
+def test_splits_are_handed_over_as_they_fit_and_one_that_never_would_alone() -> None:
+    size = EpochSize(ROW_SIZES, FIRST_ROWS)
+    size.arrived(0)
+    assert size.fit([size.limit - 1000, 900, 200, 50]) == 2
+    size.lasted(GOAL_S / 10)
+    assert size.limit == ROW_SIZES[FIRST_ROWS + 1]
+    size.arrived(0)
+    assert size.fit([10 * size.limit, 1]) == 1
+    assert size.fit([1]) == 0  # of another table
+    size.arrived(0)
+    assert size.fit([]) == 0 and size.fit([5, 0, 7]) == 3
