@@ -62,11 +62,15 @@ class World:
     def live(self, *names: str) -> None:
         self.until(lambda: all(self.state(n) == "live" for n in names))
 
-    def settle(self) -> None:
-        """The tables hold what the source has by now."""
+    def end(self) -> int:
+        """Where the source's log ends now."""
         row = self.db.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
         assert row is not None
-        end = lsn(row[0])
+        return lsn(row[0])
+
+    def settle(self) -> None:
+        """The tables hold what the source has by now."""
+        end = self.end()
         self.until(lambda: lsn(self.engine.status()["sources"][0]["position"]) >= end)
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from datetime import UTC, datetime
@@ -49,6 +50,8 @@ class FakeBackend:
             case "PAUSE" | "RESUME" as word:
                 self.paused = word == "PAUSE"
                 return SqlResult([], [])
+            case "FOREVER":
+                await asyncio.Event().wait()
             case "BUG":
                 raise ValueError("secret row value")
             case "GONE":

@@ -71,6 +71,7 @@ log = logging.getLogger("headwater")
 T = TypeVar("T")
 READ_BACK_S: Final = 0.5  # between two attempts to learn a commit's outcome
 SPARK_WATCH_S: Final = 2.0
+GONE_S: Final = 0.5  # by when a process has ended of which the connections have
 # A stop ends within 10 s: by when its parts are over, and how long a small one may take.
 LAST_DELIVERY_S: Final = 2.0
 LAST_CHECKPOINT_S: Final = 7.0
@@ -380,7 +381,19 @@ class EngineCore:
     async def sql(self, statement: str) -> Any:
         from headwater.server.http import SqlResult
 
-        results = await self.commands.execute(statement)
+        try:
+            results = await self.commands.execute(statement)
+        except HeadwaterError:
+            raise
+        except asyncio.CancelledError:
+            if self.fatal.done():  # why the statement does not come to its end
+                raise self.fatal.result() from None
+            raise
+        except Exception as error:
+            await asyncio.sleep(GONE_S)
+            if self.jobs.alive():
+                raise
+            raise self.jobs.lost() from error
         last = next((r for r in reversed(results) if r is not None), None)
         if last is None:
             return SqlResult([], [], self.meta.committed_epoch())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -9,12 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from cdc_world import World, lsn, open_world
 from headwater.errors import HeadwaterError, UsageError
+from headwater.runtime import epoch_size
+from headwater.runtime.dataflow import Dataflow
 from headwater.testing.servers import PostgresServer, TcpProxy
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -135,6 +139,44 @@ def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(wo
     assert waits_for(world, "slow") is None
     world.live("slow")
     world.assert_equal("slow", "slow")
+
+
+def test_resume_waits_for_nothing_that_has_gathered_and_that_comes_in_epochs_of_bounded_size(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.sql("CREATE TABLE gathers (id int PRIMARY KEY, v int); INSERT INTO gathers VALUES (0, 0)")
+    world.capture("public.gathers", "gathers")
+    world.live("gathers")
+    world.engine.execute("CREATE MATERIALIZED VIEW gathered AS SELECT v, count(*) AS n FROM gathers GROUP BY v")
+    world.live("gathered")
+    world.settle()
+    may_work = threading.Event()
+    run_tasks = Dataflow._run_tasks
+
+    async def held_up(flow: Dataflow, tasks: list[Any]) -> Any:
+        while tasks and not may_work.is_set():
+            await asyncio.sleep(0.05)
+        return await run_tasks(flow, tasks)
+
+    monkeypatch.setattr(epoch_size, "SIZES", (10_000,) * 5)
+    world.engine.execute("PAUSE")
+    monkeypatch.setattr(Dataflow, "_run_tasks", held_up)
+    begin = world.end()
+    for i in range(20):
+        world.sql(f"INSERT INTO gathers SELECT i, {i} FROM generate_series({1 + 100 * i}, {100 + 100 * i}) i")
+    end = world.end()
+    world.until(lambda: lsn(world.engine.status()["sources"][0]["acknowledged"]) >= end)
+    statement = threading.Thread(target=world.engine.execute, args=("RESUME",), daemon=True)
+    statement.start()
+    statement.join(60)
+    returned = not statement.is_alive()
+    may_work.set()
+    assert returned, "RESUME waited for the work of an epoch"
+    world.assert_equal("gathers", "gathers")
+    found = world.engine.execute("SELECT DISTINCT position FROM hw_catalog.hw_epochs")[0]
+    assert found is not None
+    assert len([r for r in found.rows if begin < lsn(r["position"]) <= end]) >= 5
+    assert sorted(row[1] for row in world.rows("gathered")) == [100] * 19 + [101]
 
 
 def test_tables_are_added_dropped_and_resynced_while_others_run(world: World) -> None:

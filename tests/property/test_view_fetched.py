@@ -68,7 +68,7 @@ def test_a_view_that_wants_too_many_rows_is_refreshed_in_the_other_way_and_left_
 ) -> None:
     from headwater.spark import fetch, view_fetched
 
-    monkeypatch.setattr(view_fetched, "_refused", {})
+    monkeypatch.setattr(view_fetched, "_too_many", {})
     rng = random.Random(5)
     rows = [{**MAKE["t"](rng), "id": i, "k": i % 2} for i in range(30)]
     tables = {"t": MemoryTable(spark, SCHEMAS["t"], rows)}
@@ -84,8 +84,16 @@ def test_a_view_that_wants_too_many_rows_is_refreshed_in_the_other_way_and_left_
         world.check()
         assert len(FETCHED) == before + runs
     assert FETCHED[-3:] == [2, 2, 1]
-    assert view.job.id in view_fetched._refused
-    assert other.job.id not in view_fetched._refused
+    assert view.job.id in view_fetched._too_many
+    assert other.job.id not in view_fetched._too_many
+    # What was too many is known of changes as large as that one: a much smaller one is tried again.
+    until, changes = view_fetched._too_many[view.job.id]
+    monkeypatch.setitem(view_fetched._too_many, view.job.id, (until, 3 * changes))
+    tables["t"].begin()
+    tables["t"].put({**rows[3], "v": 7})
+    world.refresh()
+    world.check()
+    assert FETCHED[-1] == 2
 
 
 def test_some_of_the_random_views_were_fetched() -> None:

@@ -97,6 +97,41 @@ def test_spark_s_workers_its_driver_and_the_meta_store_s_server_die_and_nothing_
         assert again.sql("SELECT n FROM w") == [{"n": len(written)}]
 
 
+def test_statement_that_runs_when_the_driver_s_jvm_dies_is_told_so_in_the_form_of_all_errors(tmp_path: Path) -> None:
+    found: dict[str, SqlError] = {}
+    endless = "SELECT count(*) AS n FROM range(10000000000) CROSS JOIN range(1000)"
+    asked = {
+        "query": endless,
+        "write": f"INSERT INTO t {endless}",
+        "wait": "CREATE MATERIALIZED VIEW v AS SELECT count(*) AS n FROM t a, t b, t c, t d; WAIT",
+    }
+    later = {"query after it": "SELECT * FROM t", "flush after it": "INSERT INTO t VALUES (-1); FLUSH"}
+
+    def ask(kind: str) -> None:
+        try:
+            engine.sql({**asked, **later}[kind])
+        except SqlError as error:  # any other answer is no JSON, or not of this form, and ends the thread
+            found[kind] = error
+
+    engine = EngineProcess(tmp_path / "data")
+    with engine:
+        engine.sql("CREATE TABLE t (id BIGINT PRIMARY KEY); INSERT INTO t SELECT id FROM range(2000); FLUSH")
+        threads = {kind: threading.Thread(target=ask, args=(kind,), daemon=True) for kind in (*asked, *later)}
+        for kind in asked:
+            threads[kind].start()
+        time.sleep(3)
+        (java,) = engine.java
+        os.kill(java, signal.SIGKILL)
+        for kind in later:
+            threads[kind].start()
+        for thread in threads.values():
+            thread.join(60)
+        assert engine.process is not None and engine.process.wait(60) == 1
+    assert {kind: error.code for kind, error in found.items() if kind in asked} == dict.fromkeys(asked, "SPARK_LOST")
+    # These may meet an engine that is about to stop, or none.
+    assert {error.code for kind, error in found.items() if kind in later} <= {"SPARK_LOST", "ENGINE_STOPPING"}
+
+
 def test_sigterm_ends_an_engine_with_an_endless_statement_within_10_s(tmp_path: Path) -> None:
     engine = EngineProcess(tmp_path / "data", "--set", "barrier_interval_ms=200")
     with engine:

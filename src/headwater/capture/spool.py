@@ -21,6 +21,7 @@ import json
 import os
 import threading
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -313,9 +314,35 @@ class SpoolReader:
         with self._files:
             return self._transactions(after_lsn, upto_lsn)
 
+    def first_transactions(self, after_lsn: int, upto_lsn: int, max_bytes: int) -> tuple[IndexArray, bool]:
+        """Of those the first ones that have at most `max_bytes` together, or one; and whether there are more.
+
+        It looks at no file beyond them: a backlog of any length costs no more than what is taken of it.
+        """
+        found: list[IndexArray] = []
+        left = max_bytes
+        with self._files:
+            for index in self._parts(after_lsn, upto_lsn):
+                sizes = np.cumsum((index["end"] - index["start"]).astype(np.int64))
+                count = int(np.searchsorted(sizes, left, side="right"))
+                if count < len(index):
+                    count = max(count, 0 if found else 1)
+                    found.append(index[:count])
+                    return np.concatenate(found), count < len(index) or self._more(int(index["end_lsn"][-1]), upto_lsn)
+                found.append(index)
+                left -= int(sizes[-1])
+        return np.concatenate(found) if found else np.empty(0, fmt.INDEX_DTYPE), False
+
+    def _more(self, after_lsn: int, upto_lsn: int) -> bool:
+        return next(self._parts(after_lsn, upto_lsn), None) is not None
+
     def _transactions(self, after_lsn: int, upto_lsn: int) -> IndexArray:
+        found = list(self._parts(after_lsn, upto_lsn))
+        return np.concatenate(found) if found else np.empty(0, fmt.INDEX_DTYPE)
+
+    def _parts(self, after_lsn: int, upto_lsn: int) -> Iterator[IndexArray]:
+        """The same file by file; none is empty."""
         numbers = fmt.file_numbers(self.directory) if self.directory.exists() else []
-        found = []
         for number in numbers:
             closed = number != numbers[-1]
             if closed and number in self._bounds:
@@ -325,8 +352,7 @@ class SpoolReader:
             index = self._closed_index(number) if closed else self._tail_index(number, upto_lsn)
             low, high = np.searchsorted(index["end_lsn"], np.array([after_lsn, upto_lsn], np.uint64), side="right")
             if high > low:
-                found.append(index[low:high])
-        return np.concatenate(found) if found else np.empty(0, fmt.INDEX_DTYPE)
+                yield index[low:high]
 
     def _closed_index(self, number: int) -> IndexArray:
         index = self._closed.pop(number, None)

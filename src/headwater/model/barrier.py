@@ -47,5 +47,13 @@ class Barrier:
     paused: bool = False
 
     @property
+    def at_rest(self) -> bool:
+        """Nothing is taken from the sources in this epoch: a PAUSE is in force, or its RESUME is only on its way.
+
+        So neither waits for anything but a checkpoint: what has gathered during a pause is for the epochs after it.
+        """
+        return self.paused or any(m.kind is MutationKind.RESUME for m in self.mutations)
+
+    @property
     def is_checkpoint(self) -> bool:
         return self.kind is BarrierKind.CHECKPOINT

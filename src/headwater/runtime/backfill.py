@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from headwater.runtime.source_runtime import SourceRuntime
 
 log = logging.getLogger(__name__)
+# Of the source's log since a read: all of it is decoded again when the split is handed over, so it must not grow long.
+OVERDUE_BYTES: Final = 32 << 20
 DEFAULT_PAGE_ROWS: Final = 10_000  # of a single cursor: every page is a statement and a hand-over
 
 
@@ -330,7 +332,19 @@ class TableBackfill(CapturedJob):
         if self.kind is SplitKind.CTID:
             rest = [x for x in self.splits.values() if x.state is not SplitState.HANDED_OVER]
             return ready if len(ready) == len(rest) else []
-        return ready
+        return self._as_many(ready, target) if self.feeds_views else ready
+
+    def _as_many(self, ready: list[SplitInfo], target: int) -> list[SplitInfo]:
+        """So many of them as the views behind them take in one epoch, and those that cannot wait."""
+        first = sorted(ready, key=lambda x: x.low_lsn)
+        late = [x for x in first if target - x.low_lsn > OVERDUE_BYTES]
+        rest = first[len(late) :]
+        return [*late, *rest[: self.source.handed_rows.fit(x.row.row_count for x in rest)]]
+
+    @property
+    def feeds_views(self) -> bool:
+        """Whether what is handed over goes through live views in the same epoch."""
+        return any(j.kind == "view" and j.state != "creating" for j in self.core.registry.dependants(self.table_id))
 
     def _after(self, info: SplitInfo, last: int, handing: list[SplitInfo]) -> int:
         if info.state is SplitState.HANDED_OVER:

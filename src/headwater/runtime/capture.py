@@ -226,6 +226,11 @@ class Capture:
         for source in self.sources.values():
             await source.finish(contribution, staged)
 
+    def epoch_lasted(self, seconds: float) -> None:
+        for source in self.sources.values():
+            source.size.lasted(seconds)
+            source.handed_rows.lasted(seconds)
+
     def committed(self, epoch: int, contribution: Contribution) -> None:
         for source in self.sources.values():
             source.committed(epoch, contribution)

@@ -10,6 +10,7 @@ One actor runs it, because one Spark job serves all tables of an epoch; errors c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +108,12 @@ class Dataflow:
                 manager.collect(self.name, barrier)
                 continue
             self.staging = True
+            began = time.monotonic()
             try:
                 contribution = await self._stage(barrier)
             finally:
                 self.staging = False
+            self.core.capture.epoch_lasted(time.monotonic() - began)
             manager.collect(self.name, barrier, contribution)
 
     def on_committed(self, epoch: int) -> None:
@@ -142,7 +145,7 @@ class Dataflow:
         for view in joining:
             self.live_views.join(view)
         # A write that was under way at the PAUSE is in this barrier: the views have it at the same epoch (I4).
-        if not barrier.paused or not self._paused_before(barrier) or joining or self.live_views.are_fed_by(staged):
+        if not barrier.at_rest or not self._paused_before(barrier) or joining or self.live_views.are_fed_by(staged):
             await self.live_views.stage(contribution, staged, int(barrier.epoch.prev))
         for segments in staged.segments.values():
             contribution.segments_added += segments

@@ -32,6 +32,7 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError
 from headwater.model.barrier import Barrier
 from headwater.runtime import source_setup as setup
 from headwater.runtime.backfill import TableBackfill
+from headwater.runtime.epoch_size import FIRST_ROWS, ROW_SIZES, EpochSize
 from headwater.runtime.splits import CapturedState
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from headwater.engine import EngineCore
     from headwater.runtime.tables import Staged
 
-# What one epoch takes from the spool at the most, unless one transaction alone is larger: a backlog is worked off in
-# epochs of bounded memory.
-EPOCH_BYTES: Final = 64 << 20
 PIECE_BYTES: Final = 32 << 20  # of the spool that a task holds at a time, unless one transaction alone is larger
 HELD_TRIES: Final = 100  # reads for one epoch's large values before its table is given up and copied anew
 HELD_RETRY_S: Final = 2.0  # after a read at the source that failed
@@ -99,6 +97,8 @@ class SourceRuntime:
         self._working: set[int] = set()
         self._holds: dict[object, int] = {}
         self._obsolete: list[tuple[int, str]] = []
+        self.size = EpochSize()
+        self.handed_rows = EpochSize(ROW_SIZES, FIRST_ROWS)
         self.frozen = 0  # by how many it is asked to stand still at its position
         self._held: Held | None = None
         self._last = 0
@@ -262,8 +262,10 @@ class SourceRuntime:
         from headwater.connectors.postgres.client import format_lsn
 
         durable = self.durable
+        self.size.arrived(durable)
+        self.handed_rows.arrived(0)
         self._last = last = self.position
-        paused = barrier.paused or self.lost is not None
+        paused = barrier.at_rest or self.lost is not None
         target = last if paused else await asyncio.to_thread(self._target, last, durable)
         self.position = target
         contribution.positions[self.job_id] = format_lsn(target)
@@ -279,13 +281,10 @@ class SourceRuntime:
         if self._held is not None:
             ready = durable >= self._held.high and time.monotonic() >= self._held.not_before
             return self._held.target if ready else last
-        ranges = self.spool.ranges(last, durable, EPOCH_BYTES)
-        total = 0
-        for piece in ranges:
-            total += piece.end - piece.start
-            if total >= EPOCH_BYTES:
-                return int(piece.last_lsn)
-        return durable
+        index, more = self.spool.first_transactions(last, durable, self.size.limit)
+        target = int(index["end_lsn"][-1]) if more else durable
+        self.size.took(int((index["end"] - index["start"]).sum()), target - last, rest=more)
+        return target
 
     def _tasks(self, last: int, target: int, contribution: Contribution, paused: bool) -> list[tuple[int, Any]]:
         from headwater.spark.capture import DecodeTables
@@ -482,9 +481,8 @@ class SourceRuntime:
     def row(self) -> dict[str, Any]:
         from headwater.connectors.postgres.client import format_lsn
 
-        index = self.spool.transactions(
-            self.committed_position, max(self.committed_position, self.reader.position if self.reader else 0)
-        )
+        newest = max(self.committed_position, self.reader.position if self.reader else 0)
+        index, _ = self.spool.first_transactions(self.committed_position, newest, 1)  # the oldest that waits
         lag_s = 0.0
         if len(index):
             lag_s = max(0.0, time.time() - float(index["commit_us"][0]) / 1e6)

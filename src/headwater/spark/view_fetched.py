@@ -30,7 +30,6 @@ from headwater.spark.fetch import RUN, TOO_MANY, FetchRows, Files, Place, Prepar
 from headwater.spark.functions import registered
 from headwater.spark.row_writer import RESULT, RowWriter, written_rows
 from headwater.spark.view import Source, bound_name, refresh
-from headwater.spark.view_input import LOOKED_UP_ROWS
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import segment_folder
 from headwater.view.fetched import FetchedText, NotFetched
@@ -41,18 +40,22 @@ Inputs = dict[str, tuple[TableState, InputLog]]
 TOGETHER: Final = 16  # views in one job: its tasks each unpack the plan of all of them
 # So few rows of an input are read whole: that costs less than to ask for some of them.
 WHOLE_ROWS: Final = 10_000
+# Changes that one task takes through a kept plan in the few seconds that an epoch should have (`epoch_size.py`); to
+# plan anew for as many takes several times as long. More are worth the work of many tasks.
+MOST_CHANGES: Final = 200_000
 MOST_FILES: Final = 500  # of a view and its inputs: every Python worker of a run is told of all
 # What values may be compared by: types of which Spark and Arrow agree about what is equal.
 _EXACT: Final = re.compile(
     r"TINYINT|SMALLINT|INT|BIGINT|STRING|DATE|BOOLEAN|TIMESTAMP|TIMESTAMP_NTZ|BINARY|DECIMAL\(\d+,\d+\)"
 )
 _PLANS: Final = 64  # that are kept; a view has few shapes, but which views share an epoch varies
-_REFUSED_S: Final = 600.0  # how long a view is left alone of which too many rows had to be fetched
+_REFUSED_S: Final = 600.0  # how long such changes of a view are left alone of which too many rows had to be fetched
 _STATUS_S: Final = 5.0  # until Spark's own listeners know of a job that has ended
 
 _lock = threading.Lock()
 _plans: WeakKeyDictionary[SparkSession, OrderedDict[Hashable, DataFrame]] = WeakKeyDictionary()
-_refused: dict[Hashable, float] = {}  # shape or view -> until when
+_refused: set[Hashable] = set()  # shapes
+_too_many: dict[int, tuple[float, int]] = {}  # view -> until when, and from how many changes on
 _suspects: set[Hashable] = set()  # shapes of which one had more than one stage; they run alone until it is known which
 
 
@@ -67,6 +70,10 @@ class Work:
     view: ViewState
     plan: ViewPlan
     inputs: Inputs
+
+    @property
+    def changes(self) -> int:
+        return sum(_rows(log.log) for _, log in self.inputs.values())
 
     @property
     def texts(self) -> dict[str, FetchedText]:
@@ -94,13 +101,15 @@ def _rows(segments: Sequence[AnySegment]) -> int:
 
 def may_fetch(spark: SparkSession, work: Work) -> bool:
     """Whether a refresh may be done this way, as far as can be told before it is written."""
-    until = max(_refused.get(work.shape, 0.0), _refused.get(work.view.job.id, 0.0))
-    if time.monotonic() < until or getattr(spark, "_sc", None) is None:
+    until, changes = _too_many.get(work.view.job.id, (0.0, 0))
+    if time.monotonic() < until and 2 * work.changes >= changes:
+        return False
+    if work.shape in _refused or getattr(spark, "_sc", None) is None:
         return False
     if work.plan.strategy is Strategy.FULL or not _functions(work.plan.sql).isdisjoint(registered(spark)):
         return False  # a function may be replaced, and the plan would not know
     logs = [log for _, log in work.inputs.values()]
-    if any(log.reset for log in logs) or sum(_rows(log.log) for log in logs) > LOOKED_UP_ROWS:
+    if any(log.reset for log in logs) or work.changes > MOST_CHANGES:
         return False
     lists = [work.view.segments, *(s for state, log in work.inputs.values() for s in (state.segments, log.seen))]
     if sum(map(len, lists)) > MOST_FILES:
@@ -131,7 +140,7 @@ def prepared(core: Any, spark: SparkSession, works: Sequence[Work]) -> tuple[Dat
             frames.append(_written(core, spark, work))
             planned.append(work)
         except NotFetched:
-            _refused[work.shape] = float("inf")
+            _refused.add(work.shape)
     return (reduce(DataFrame.union, frames) if frames else None), planned
 
 
@@ -209,7 +218,7 @@ def run(core: Any, spark: SparkSession, frame: DataFrame, works: Sequence[Work])
             raise
         for work in works:
             if f"{TOO_MANY} {work.view.job.id};" in str(error):
-                _refused[work.view.job.id] = time.monotonic() + _REFUSED_S
+                _too_many[work.view.job.id] = (time.monotonic() + _REFUSED_S, work.changes)
         raise TooManyRows from None
     finally:
         context.setLocalProperty(RUN, None)  # type: ignore[arg-type, unused-ignore]
@@ -241,7 +250,7 @@ def _keep(spark: SparkSession, frame: DataFrame, key: Hashable, shapes: Sequence
             while len(plans) > _PLANS:
                 plans.popitem(last=False)
         elif len(shapes) == 1:
-            _refused[shapes[0]] = float("inf")
+            _refused.add(shapes[0])
             _suspects.discard(shapes[0])
         else:
             _suspects.update(shapes)

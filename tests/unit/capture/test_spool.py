@@ -350,3 +350,45 @@ def test_a_spool_of_before_there_were_checksums_of_frames_is_read(tmp_path: Path
     raw[44:48] = bytes(4)
     path.write_bytes(bytes(raw))
     assert _all(tmp_path) == [b"one"]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), max_size=12),
+    per_file=st.integers(1, 200),
+    after=st.integers(0, 13),
+    upto=st.integers(0, 13),
+    max_bytes=st.integers(1, 400),
+)
+def test_first_transactions_are_a_beginning_that_fits_or_a_single_one(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], per_file: int, after: int, upto: int, max_bytes: int
+) -> None:
+    directory = tmp_path_factory.mktemp("spool")
+    writer = SpoolWriter(directory, target_bytes=per_file)
+    writer.initialise(10)
+    for i, size in enumerate(sizes):
+        _transaction(writer, i, 20 + 10 * i, b"x" * size)
+        writer.sync()
+    writer.close()
+    reader = SpoolReader(directory)
+    low, high = 10 + 10 * after, 10 + 10 * upto
+    everything = reader.transactions(low, high)
+    first, more = reader.first_transactions(low, high, max_bytes)
+    bytes_ = (everything["end"] - everything["start"]).cumsum()
+    fits = int((bytes_ <= max_bytes).sum())
+    assert len(first) == (min(len(everything), max(1, fits)))
+    assert first.tolist() == everything[: len(first)].tolist()
+    assert more == (len(first) < len(everything))
+
+
+def test_first_of_a_long_backlog_costs_no_look_at_the_rest(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, target_bytes=100)
+    writer.initialise(10)
+    for i in range(50):
+        _transaction(writer, i, 20 + 10 * i, b"x" * 60)
+        writer.sync()
+    writer.close()
+    reader = SpoolReader(tmp_path)
+    first, more = reader.first_transactions(10, 1 << 40, 150)
+    assert len(first) == 2 and more
+    assert len(reader._closed) <= 3

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import DefiniteError, TransientError
-from headwater.model.barrier import Barrier, BarrierKind
+from headwater.model.barrier import Barrier, BarrierKind, Mutation, MutationKind
 from headwater.model.epoch import Epoch, EpochPair
 from headwater.model.schema import Column, Schema
 from headwater.runtime.dataflow import Dataflow
@@ -86,3 +86,12 @@ def test_paused_barrier_refreshes_views_only_of_what_a_late_write_changed(
     dataflow.live_views.states[VIEW] = view()
     asyncio.run(dataflow._stage(Barrier(EpochPair(Epoch(1), Epoch(2)), BarrierKind.CHECKPOINT, paused=True)))
     assert bool(calls) is refreshed
+
+
+def test_resume_takes_nothing_with_its_own_barrier_and_the_next_one_does() -> None:
+    """What has gathered is for the epochs after it: else the statement would wait for the first of them."""
+    epochs = EpochPair(Epoch(1), Epoch(2))
+    resume = Barrier(epochs, BarrierKind.CHECKPOINT, (Mutation(MutationKind.RESUME),), paused=False)
+    assert resume.at_rest and not resume.paused
+    assert not Barrier(epochs, BarrierKind.CHECKPOINT).at_rest
+    assert Barrier(epochs, BarrierKind.CHECKPOINT, paused=True).at_rest

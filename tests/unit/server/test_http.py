@@ -275,6 +275,22 @@ def test_taken_port_is_an_error_with_a_hint() -> None:
     asyncio.run(body())
 
 
+def test_statement_that_runs_when_the_server_stops_is_answered_in_the_form_of_all_errors() -> None:
+    async def body() -> None:
+        backend = FakeBackend()
+        async with httpx.AsyncClient(timeout=30) as client:
+            server = await serve(make_app(backend, TOKEN))
+            url = f"{server.url}/sql"
+            asking = asyncio.create_task(client.post(url, json={"statement": "FOREVER"}, headers=BEARER))
+            while not backend.statements:
+                await asyncio.sleep(0.01)
+            await server.stop()
+            answer = await asking
+        assert (answer.status_code, _code(answer)) == (503, "ENGINE_STOPPING")
+
+    asyncio.run(body())
+
+
 def test_stop_ends_the_server_and_frees_the_port() -> None:
     async def body() -> None:
         async with serving(make_app(FakeBackend(), TOKEN)) as server:
