@@ -33,9 +33,9 @@ BLOCK_BYTES: Final = 4 << 20
 
 _COPY_DATA: Final = ord("d")
 _POLL_S: Final = 1.0  # how long a write waits before it tries again
-_PATIENT_BYTES: Final = 64 << 10
+_PATIENT_BYTES: Final = 256 << 10
 """Once a copy proves large, be woken for this much and not for each of the server's 8 KiB: a third of the CPU."""
-_PATIENT_AFTER: Final = 256 << 10
+_PATIENT_AFTER: Final = 512 << 10
 _PATIENT_MS: Final = 10  # but at the latest after this: the end of the copy is smaller
 _USUAL_MESSAGE: Final = 64  # bytes; of shorter ones more are found room for
 _LEAST_ROOM: Final = 64 << 10  # for a read from the socket
