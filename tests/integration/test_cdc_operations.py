@@ -251,10 +251,13 @@ def test_a_subset_of_the_columns_and_only_changes(world: World) -> None:
         world.engine.execute("CREATE TABLE sub (id INT PRIMARY KEY, a DOUBLE) FROM shop TABLE 'public.sub'")
     assert (caught.value.code, "DECIMAL(10,2)" in caught.value.hint) == ("COLUMN_TYPE_DIFFERS", True)
     with pytest.raises(UsageError) as caught:
+        world.engine.execute("CREATE TABLE sub (id INT PRIMARY KEY, b STRING NOT NULL) FROM shop TABLE 'public.sub'")
+    assert (caught.value.code, "may be NULL" in caught.value.message) == ("COLUMN_TYPE_DIFFERS", True)
+    with pytest.raises(UsageError) as caught:
         world.engine.execute("CREATE TABLE sub (a, b) FROM shop TABLE 'public.sub'")
     assert caught.value.code == "KEY_COLUMN_LEFT_OUT"
     world.engine.execute(
-        "CREATE TABLE sub (b STRING, id INT PRIMARY KEY) FROM shop TABLE 'public.sub' WITH (snapshot='false')"
+        "CREATE TABLE sub (b STRING, id INT NOT NULL PRIMARY KEY) FROM shop TABLE 'public.sub' WITH (snapshot='false')"
     )
     assert world.state("sub") == "live"
     world.sql("INSERT INTO sub VALUES (2, 2, 'y'), (3, 3, 'z'); DELETE FROM sub WHERE id < 3; UPDATE sub SET a = 0")
@@ -274,9 +277,10 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(world: World
         ("nothing", "SOURCE_NOT_A_TABLE"),
         ("loose", "SOURCE_TABLE_NOT_LOGGED"),
         ("halved", "SOURCE_TABLE_NOT_LOGGED"),
+        ("pg_catalog.pg_class", "SOURCE_NOT_A_TABLE"),
     ):
         with pytest.raises(UsageError) as caught:
-            world.capture(f"public.{table}", table)
+            world.capture(table if "." in table else f"public.{table}", "refused")
         assert caught.value.code == code
     with pytest.raises(UsageError) as caught:
         world.engine.execute(f"CREATE SOURCE again WITH ({source_options(world, tmp_path, slot_name='headwater')})")
