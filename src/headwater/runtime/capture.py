@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.config import check_secrets, suggestion
@@ -53,12 +53,18 @@ class Capture:
         self.reads = Reads(core)
         self.healing = Healing(core)
 
+    def _each(self) -> Iterator[SourceRuntime]:
+        """Those that are there, also if others come and go while something waits between two of them."""
+        for source_id in list(self.sources):
+            if source_id in self.sources:
+                yield self.sources[source_id]
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         for job in self.core.registry.of_kind("source"):
             self.sources[job.id] = SourceRuntime(self.core, job)
-        for source in self.sources.values():
+        for source in self._each():
             source.load()
             await source.start_reader()
         self.healing.recall(list(self.sources.values()))
@@ -70,7 +76,7 @@ class Capture:
 
     async def rebuild(self) -> None:
         """After a recovery: forget what was staged and not committed."""
-        for source in self.sources.values():
+        for source in self._each():
             await source.pause_backfills()
             source.load()
             source.start_backfills()
@@ -177,7 +183,7 @@ class Capture:
         """Stop what works for these jobs now; gives what is to be undone at the source once they are dropped."""
         undo: list[Callable[[], None]] = []
         for job in sorted(jobs, key=lambda job: job.kind == "source"):  # its tables are known while it is
-            for source in self.sources.values():
+            for source in self._each():
                 if job.id in source.tables:
                     ours = await source.remove_table(job.id)
                     if ours is not None:
@@ -211,7 +217,7 @@ class Capture:
 
     async def prepare(self, barrier: Barrier, contribution: Contribution, staged: Staged) -> list[tuple[int, Any]]:
         tasks: list[tuple[int, Any]] = []
-        for source in self.sources.values():
+        for source in self._each():
             tasks += await source.prepare(barrier, contribution)
         return tasks
 
@@ -223,7 +229,7 @@ class Capture:
                     self.healing.met_shape(result["subject"], result["reshaped"])
 
     async def finish(self, contribution: Contribution, staged: Staged) -> None:
-        for source in self.sources.values():
+        for source in self._each():
             await source.finish(contribution, staged)
 
     def committed(self, epoch: int, contribution: Contribution) -> None:
