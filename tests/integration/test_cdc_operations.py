@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -206,6 +207,33 @@ def test_a_dropped_source_leaves_a_publication_that_was_there_as_it_was(world: W
         assert published(db, "older") == {"first", "second"}
         world.engine.execute("DROP SOURCE elsewhere CASCADE")
         assert published(db, "older") == {"first"}
+
+
+def test_a_secret_that_is_missing_for_a_while_stops_no_copy_and_a_slot_that_is_left_behind_is_named(
+    world: World, tmp_path: Path
+) -> None:
+    world.sql("CREATE ROLE forgetful LOGIN SUPERUSER PASSWORD 'forgetful'; CREATE TABLE kept (id int PRIMARY KEY)")
+    world.sql("INSERT INTO kept SELECT generate_series(1, 50)")
+    options = {"slot_name": "left_behind", "publication_name": "left behind", **as_role("forgetful", tmp_path)}
+    secret = tmp_path / "forgetful.secret"
+    world.engine.execute(f"CREATE SOURCE forgetful WITH ({source_options(world, tmp_path, **options)})")
+    world.engine.execute("CREATE TABLE kept (*) FROM forgetful TABLE 'public.kept' WITH (backfill.rate_limit='0')")
+    secret.unlink()
+    world.engine.execute("ALTER TABLE kept SET BACKFILL_RATE_LIMIT = DEFAULT")
+
+    def codes(name: str) -> dict[str, dict[str, Any]]:
+        return {e["code"]: e for e in world.engine.status()["errors"] if e["name"] == name}
+
+    world.until(lambda: "SECRET_MISSING" in codes("kept"), 60)
+    assert world.state("kept") == "creating"
+    secret.write_text("forgetful")
+    world.until(lambda: world.state("kept") == "live", 60)
+    secret.unlink()
+    world.engine.execute("DROP SOURCE forgetful CASCADE")
+    assert codes("forgetful")["SOURCE_NOT_RELEASED"]["hint"] == (
+        "run on the source: SELECT pg_drop_replication_slot('left_behind'); DROP PUBLICATION \"left behind\";"
+    )
+    world.sql("SELECT pg_drop_replication_slot('left_behind'); DROP PUBLICATION \"left behind\"")
 
 
 def test_what_needs_a_captured_or_a_running_table_is_refused_at_once(world: World) -> None:

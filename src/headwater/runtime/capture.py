@@ -182,6 +182,7 @@ class Capture:
     async def drop(self, jobs: Sequence[JobRow]) -> Callable[[], Awaitable[None]]:
         """Stop what works for these jobs now; gives what is to be undone at the source once they are dropped."""
         undo: list[Callable[[], None]] = []
+        made: list[tuple[JobRow, PostgresConfig]] = []
         for job in sorted(jobs, key=lambda job: job.kind == "source"):  # its tables are known while it is
             for source in self._each():
                 if job.id in source.tables:
@@ -190,13 +191,20 @@ class Capture:
                         undo.append(functools.partial(setup.withdraw, source.config, ours))
             if job.kind == "source" and (source_ := self.sources.pop(job.id, None)) is not None:
                 await source_.stop()
-                undo.append(functools.partial(setup.release, source_.config, job.spec))
+                made.append((job, source_.config))
                 self.core.forget_files([f"spool/{source_.directory.name}"])
 
         async def finish() -> None:
             for one in undo:
                 with contextlib.suppress(HeadwaterError):
                     await asyncio.to_thread(one)
+            for job, config in made:
+                try:
+                    await asyncio.to_thread(setup.release, config, job.spec)
+                except HeadwaterError as error:
+                    found = setup.not_released(job.name, config, job.spec, error)
+                    if found.hint.endswith(";"):
+                        self.core.record_error(None, job.name, found, retrying=False)
 
         return finish
 

@@ -203,8 +203,9 @@ def translated(doing: str) -> Iterator[None]:
         raise translate(error, doing) from None
 
 
-# Definite while something is being created; where it exists already, passwords are rotated and servers moved.
-_PASSING: Final = frozenset({"SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
+# Definite while something is being created; where it exists already, passwords are rotated and servers moved, and an
+# engine that was started without its secrets is started again with them.
+_PASSING: Final = frozenset({"SECRET_MISSING", "SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
 
 
 def may_pass(error: HeadwaterError) -> bool:
