@@ -161,6 +161,7 @@ SOURCES: Final[dict[str, str]] = {
     "SOURCE_IO": "the source cannot read or write its own files",
     "SOURCE_NOT_A_TABLE": "what is to be captured is not a table",
     "SOURCE_NOT_FOUND": "the source's database or role does not exist",
+    "SOURCE_NOT_RELEASED": "a source was dropped, but its slot at the server could not be; the hint has the statement",
     "SOURCE_NO_FREE_SLOT": "all replication slots of the source are in use",
     "SOURCE_NO_REPLICA_IDENTITY": "updates and deletes would not name their row, or the source would refuse them",
     "SOURCE_PERMISSION": "a privilege is missing in the source; the hint is the statement that grants it",

@@ -250,6 +250,33 @@ def test_a_dropped_source_leaves_a_publication_that_was_there_as_it_was(world: W
         assert published(db, "older") == {"first"}
 
 
+def test_a_secret_that_is_missing_for_a_while_stops_no_copy_and_a_slot_that_is_left_behind_is_named(
+    world: World, tmp_path: Path
+) -> None:
+    world.sql("CREATE ROLE forgetful LOGIN SUPERUSER PASSWORD 'forgetful'; CREATE TABLE kept (id int PRIMARY KEY)")
+    world.sql("INSERT INTO kept SELECT generate_series(1, 50)")
+    options = {"slot_name": "left_behind", "publication_name": "left behind", **as_role("forgetful", tmp_path)}
+    secret = tmp_path / "forgetful.secret"
+    world.engine.execute(f"CREATE SOURCE forgetful WITH ({source_options(world, tmp_path, **options)})")
+    world.engine.execute("CREATE TABLE kept (*) FROM forgetful TABLE 'public.kept' WITH (backfill.rate_limit='0')")
+    secret.unlink()
+    world.engine.execute("ALTER TABLE kept SET BACKFILL_RATE_LIMIT = DEFAULT")
+
+    def codes(name: str) -> dict[str, dict[str, Any]]:
+        return {e["code"]: e for e in world.engine.status()["errors"] if e["name"] == name}
+
+    world.until(lambda: "SECRET_MISSING" in codes("kept"), 60)
+    assert world.state("kept") == "creating"
+    secret.write_text("forgetful")
+    world.until(lambda: world.state("kept") == "live", 60)
+    secret.unlink()
+    world.engine.execute("DROP SOURCE forgetful CASCADE")
+    assert codes("forgetful")["SOURCE_NOT_RELEASED"]["hint"] == (
+        "run on the source: SELECT pg_drop_replication_slot('left_behind'); DROP PUBLICATION \"left behind\";"
+    )
+    world.sql("SELECT pg_drop_replication_slot('left_behind'); DROP PUBLICATION \"left behind\"")
+
+
 def test_what_needs_a_captured_or_a_running_table_is_refused_at_once(world: World) -> None:
     world.engine.execute("CREATE TABLE plain (id INT PRIMARY KEY)")
     with pytest.raises(UsageError) as caught:
@@ -293,10 +320,13 @@ def test_a_subset_of_the_columns_and_only_changes(world: World) -> None:
         world.engine.execute("CREATE TABLE sub (id INT PRIMARY KEY, a DOUBLE) FROM shop TABLE 'public.sub'")
     assert (caught.value.code, "DECIMAL(10,2)" in caught.value.hint) == ("COLUMN_TYPE_DIFFERS", True)
     with pytest.raises(UsageError) as caught:
+        world.engine.execute("CREATE TABLE sub (id INT PRIMARY KEY, b STRING NOT NULL) FROM shop TABLE 'public.sub'")
+    assert (caught.value.code, "may be NULL" in caught.value.message) == ("COLUMN_TYPE_DIFFERS", True)
+    with pytest.raises(UsageError) as caught:
         world.engine.execute("CREATE TABLE sub (a, b) FROM shop TABLE 'public.sub'")
     assert caught.value.code == "KEY_COLUMN_LEFT_OUT"
     world.engine.execute(
-        "CREATE TABLE sub (b STRING, id INT PRIMARY KEY) FROM shop TABLE 'public.sub' WITH (snapshot='false')"
+        "CREATE TABLE sub (b STRING, id INT NOT NULL PRIMARY KEY) FROM shop TABLE 'public.sub' WITH (snapshot='false')"
     )
     assert world.state("sub") == "live"
     world.sql("INSERT INTO sub VALUES (2, 2, 'y'), (3, 3, 'z'); DELETE FROM sub WHERE id < 3; UPDATE sub SET a = 0")
@@ -316,9 +346,10 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(world: World
         ("nothing", "SOURCE_NOT_A_TABLE"),
         ("loose", "SOURCE_TABLE_NOT_LOGGED"),
         ("halved", "SOURCE_TABLE_NOT_LOGGED"),
+        ("pg_catalog.pg_class", "SOURCE_NOT_A_TABLE"),
     ):
         with pytest.raises(UsageError) as caught:
-            world.capture(f"public.{table}", table)
+            world.capture(table if "." in table else f"public.{table}", "refused")
         assert caught.value.code == code
     with pytest.raises(UsageError) as caught:
         world.engine.execute(f"CREATE SOURCE again WITH ({source_options(world, tmp_path, slot_name='headwater')})")

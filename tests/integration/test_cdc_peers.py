@@ -60,6 +60,45 @@ def test_rows_beyond_the_last_split_and_changes_of_key_during_the_backfill_are_k
     assert len(world.splits("far")) > 5
 
 
+def test_a_key_that_begins_with_a_boolean_is_cut_into_splits(world: World) -> None:
+    world.sql("CREATE TABLE truths (k boolean, id int, PRIMARY KEY (k, id))")
+    world.sql("INSERT INTO truths SELECT i % 2 = 0, i FROM generate_series(1, 60) i")
+    world.capture("public.truths", "truths", "backfill.num_rows_per_split='20'")
+    world.until(lambda: world.state("truths") != "creating", 60)
+    world.sql("UPDATE truths SET id = -id WHERE id % 3 = 0; UPDATE truths SET k = NOT k WHERE id % 5 = 0")
+    world.assert_equal("truths", "truths")
+    assert [s["left"] for s in world.splits("truths")] == [None, '["f", "41"]', '["t", "22"]']
+
+
+def test_text_that_is_not_utf_8_stops_its_table_and_not_the_stream(world: World) -> None:
+    world.sql("CREATE DATABASE bytes TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'")
+    bad, good = (f"convert_from('\\{b}'::bytea, 'SQL_ASCII')" for b in ("xff", "xc3a9"))
+    with world.server.connect("bytes") as db:
+        db.execute(
+            "CREATE TABLE streamed (id int PRIMARY KEY, v text); CREATE TABLE whole (id int PRIMARY KEY, v text)"
+        )
+        db.execute(f"CREATE TABLE copied (id int PRIMARY KEY, v text); INSERT INTO copied VALUES (1, {bad})")
+        db.execute("INSERT INTO streamed VALUES (1, 'x'); INSERT INTO whole VALUES (1, 'x')")
+        world.engine.execute(
+            f"CREATE SOURCE bytes WITH (connector='postgres-cdc', hostname='{world.server.host}',"
+            f" port='{world.server.port}', username='{world.server.user}', password='${{HW_TEST_PASSWORD}}',"
+            " database.name='bytes', slot.name='bytes', publication.name='bytes')"
+        )
+        for name in ("streamed", "whole", "copied"):
+            world.engine.execute(f"CREATE TABLE {name} (*) FROM bytes TABLE 'public.{name}'")
+        world.live("streamed", "whole")
+        db.execute(f"INSERT INTO streamed VALUES (2, {bad}); INSERT INTO whole VALUES (2, {good})")
+        world.until(lambda: len(world.rows("whole")) == 2, 60)
+        assert world.rows("whole") == [(1, "x"), (2, "é")]
+        world.until(lambda: world.state("streamed") == world.state("copied") == "failed", 60)
+        codes = {e["name"]: e["code"] for e in world.engine.status()["errors"]}
+        assert codes["streamed"] == codes["copied"] == "VALUE_NOT_REPRESENTABLE"
+        db.execute("DELETE FROM streamed WHERE id = 2")
+        world.engine.execute("RESYNC streamed")
+        world.live("streamed")
+    world.engine.execute("DROP SOURCE bytes CASCADE")
+
+
 def test_truncate_and_inserts_in_one_epoch_leave_only_the_inserts(world: World) -> None:
     world.sql("CREATE TABLE cut (id int PRIMARY KEY, v text)")
     world.sql("INSERT INTO cut SELECT i, repeat('x', 10000) FROM generate_series(1, 50) i")

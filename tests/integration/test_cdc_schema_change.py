@@ -140,6 +140,30 @@ def test_a_column_dropped_during_the_copy_begins_it_anew(world: World) -> None:
     world.assert_equal("midway", "midway")
 
 
+def test_columns_that_change_their_names_with_each_other_are_copied_anew(world: World) -> None:
+    world.sql("CREATE TABLE swapped (id int PRIMARY KEY, x int, y int, z int)")
+    world.sql("INSERT INTO swapped SELECT i, i, -i, 0 FROM generate_series(1, 30) i")
+    world.capture("public.swapped", "swapped")
+    world.sql("CREATE TABLE swapped_loose AS SELECT * FROM swapped; ALTER TABLE swapped_loose REPLICA IDENTITY FULL")
+    world.capture("public.swapped_loose", "swapped_loose")
+    world.live("swapped", "swapped_loose")
+    for table in ("swapped", "swapped_loose"):
+        world.sql(
+            f"BEGIN; ALTER TABLE {table} RENAME x TO t; ALTER TABLE {table} RENAME y TO x;"
+            f"ALTER TABLE {table} RENAME t TO y; UPDATE {table} SET z = 1 WHERE id < 3; COMMIT"
+        )
+    for table in ("swapped", "swapped_loose"):
+        world.until(lambda name=table: (9, -9, 9, 0) in world.rows(name), 60)  # type: ignore[misc]
+        world.live(table)
+        world.assert_equal(f"(SELECT id, x, y, z FROM {table}) q", table)
+    # So is one that was dropped and made again before others.
+    world.sql(
+        "ALTER TABLE swapped DROP y; ALTER TABLE swapped ADD y int DEFAULT 7; UPDATE swapped SET z = 2 WHERE id = 5"
+    )
+    world.until(lambda: (9, -9, 7, 0) in world.rows("swapped"), 60)
+    world.assert_equal("(SELECT id, x, y, z FROM swapped) q", "swapped")
+
+
 @pytest.mark.slow
 def test_a_table_without_a_key_follows_a_change_of_columns_exactly(world: World) -> None:
     world.sql("CREATE TABLE loose (a int, b text); ALTER TABLE loose REPLICA IDENTITY FULL")

@@ -546,11 +546,13 @@ def test_first_read_waits_for_transactions_that_were_open_when_the_table_was_pub
 # -- errors and checks ------------------------------------------------------------------------------------------------
 
 
-def test_time_limits_that_the_database_has_for_its_users_do_not_end_our_reads(db: Db) -> None:
+def test_limits_that_the_database_has_for_its_users_do_not_end_our_reads(db: Db) -> None:
     limits = ["statement_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"]
     limits += ["transaction_timeout"] * (db.conn.info.server_version >= 170_000)
     db.run(*(f"ALTER DATABASE {db.name} SET {limit} = '150ms'" for limit in limits))
+    db.run(f"ALTER DATABASE {db.name} SET default_transaction_read_only = on")
     with connect(db.config()) as conn:
+        conn.execute("CREATE PUBLICATION ours")  # or it could not be made
         time.sleep(0.3)
         conn.execute("BEGIN")
         conn.execute("SELECT pg_sleep(0.3)")

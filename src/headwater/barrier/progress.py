@@ -117,9 +117,11 @@ class JobProgress:
 
     def eta_s(self, now_s: float) -> float | None:
         rate = self.rows_per_s(now_s)
-        if self.finished or rate <= 0 or self.total_rows <= self.rows:
+        # Where the source has no statistics, the parts that are to come are taken to be like those that are done.
+        expected = self.total_rows or (self.rows * self.total / self.done if self.done else 0)
+        if self.finished or rate <= 0 or expected <= self.rows:
             return 0.0 if self.finished else None
-        return round((self.total_rows - self.rows) / rate, 1)
+        return round((expected - self.rows) / rate, 1)
 
     def text(self) -> str:
         """`12.34% (n/m)`, at most 99.99% until done."""

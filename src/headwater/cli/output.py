@@ -6,14 +6,18 @@ import csv
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+# Legal in JSON, and the end of a line for some readers (Python's splitlines); control characters are escaped anyway.
+_ALSO_LINE_ENDS: Final = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
 
 def print_result(result: dict[str, Any], form: str) -> None:
     columns, rows = result["columns"], result["rows"]
     match form:
         case "json":
-            sys.stdout.write(json.dumps(rows, ensure_ascii=False, separators=(",", ":")) + "\n")
+            text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+            sys.stdout.write(text.translate(_ALSO_LINE_ENDS) + "\n")
         case "csv":
             writer = csv.writer(sys.stdout, lineterminator="\n")
             writer.writerow(columns)

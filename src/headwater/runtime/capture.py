@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.config import check_secrets, suggestion
@@ -53,12 +53,18 @@ class Capture:
         self.reads = Reads(core)
         self.healing = Healing(core)
 
+    def _each(self) -> Iterator[SourceRuntime]:
+        """Those that are there, also if others come and go while something waits between two of them."""
+        for source_id in list(self.sources):
+            if source_id in self.sources:
+                yield self.sources[source_id]
+
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         for job in self.core.registry.of_kind("source"):
             self.sources[job.id] = SourceRuntime(self.core, job)
-        for source in self.sources.values():
+        for source in self._each():
             source.load()
             await source.start_reader()
         self.healing.recall(list(self.sources.values()))
@@ -70,7 +76,7 @@ class Capture:
 
     async def rebuild(self) -> None:
         """After a recovery: forget what was staged and not committed."""
-        for source in self.sources.values():
+        for source in self._each():
             await source.pause_backfills()
             source.load()
             source.start_backfills()
@@ -176,21 +182,29 @@ class Capture:
     async def drop(self, jobs: Sequence[JobRow]) -> Callable[[], Awaitable[None]]:
         """Stop what works for these jobs now; gives what is to be undone at the source once they are dropped."""
         undo: list[Callable[[], None]] = []
+        made: list[tuple[JobRow, PostgresConfig]] = []
         for job in sorted(jobs, key=lambda job: job.kind == "source"):  # its tables are known while it is
-            for source in self.sources.values():
+            for source in self._each():
                 if job.id in source.tables:
                     ours = await source.remove_table(job.id)
                     if ours is not None:
                         undo.append(functools.partial(setup.withdraw, source.config, ours))
             if job.kind == "source" and (source_ := self.sources.pop(job.id, None)) is not None:
                 await source_.stop()
-                undo.append(functools.partial(setup.release, source_.config, job.spec))
+                made.append((job, source_.config))
                 self.core.forget_files([f"spool/{source_.directory.name}"])
 
         async def finish() -> None:
             for one in undo:
                 with contextlib.suppress(HeadwaterError):
                     await asyncio.to_thread(one)
+            for job, config in made:
+                try:
+                    await asyncio.to_thread(setup.release, config, job.spec)
+                except HeadwaterError as error:
+                    found = setup.not_released(job.name, config, job.spec, error)
+                    if found.hint.endswith(";"):
+                        self.core.record_error(None, job.name, found, retrying=False)
 
         return finish
 
@@ -211,7 +225,7 @@ class Capture:
 
     async def prepare(self, barrier: Barrier, contribution: Contribution, staged: Staged) -> list[tuple[int, Any]]:
         tasks: list[tuple[int, Any]] = []
-        for source in self.sources.values():
+        for source in self._each():
             tasks += await source.prepare(barrier, contribution)
         return tasks
 
@@ -223,7 +237,7 @@ class Capture:
                     self.healing.met_shape(result["subject"], result["reshaped"])
 
     async def finish(self, contribution: Contribution, staged: Staged) -> None:
-        for source in self.sources.values():
+        for source in self._each():
             await source.finish(contribution, staged)
 
     def epoch_lasted(self, seconds: float) -> None:

@@ -67,6 +67,7 @@ def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> Desc
     star = statement.columns is None
     shape = shape_of(info, plans_of(info, wanted, type_options), not_sent if star else (), star=star)
     _check_types(shape.plans, statement)
+    _check_not_null(info, shape.plans, statement)
     _check_names(shape.schema)
     notice = f"left out, because the source does not send them: {', '.join(not_sent)}" if star and not_sent else ""
     return DescribedTable(info, shape, snapshot, settings, type_options, notice)
@@ -183,6 +184,18 @@ def _check_types(plans: tuple[ColumnPlan, ...], statement: s.CreateTableFrom) ->
                 "COLUMN_TYPE_DIFFERS",
                 f"column {name} is declared {declared}, but arrives as {plan.ddl_type}",
                 hint=f"write {name} {plan.ddl_type}, and cast it in a view",
+            )
+
+
+def _check_not_null(info: TableInfo, plans: tuple[ColumnPlan, ...], statement: s.CreateTableFrom) -> None:
+    """A captured table is what its source is: it cannot promise more."""
+    kept = {c.name for c in info.columns if c.not_null} | set(info.key)
+    for plan, (name, _) in zip(plans, statement.columns or (), strict=False):
+        if name in statement.not_null and plan.name not in kept:
+            raise UsageError(
+                "COLUMN_TYPE_DIFFERS",
+                f"column {name} is declared NOT NULL, but may be NULL in the source",
+                hint=f"write {name} {plan.ddl_type}, or make it NOT NULL in the source",
             )
 
 

@@ -433,7 +433,9 @@ def _limit(name: str, value: str | None) -> int | None:
     """None = unlimited (also `default` and −1), 0 = pause, n = rows a second, or how many at once."""
     if value is None or value == "-1":
         return None
-    if not value.isdigit() or ("PARALLELISM" in name and int(value) < 1):
+    if "PARALLELISM" in name and not (value.isdigit() and int(value)):
+        raise UsageError("OPTION_VALUE", f"{name} takes a whole number from 1 on", hint=f"{name} = 4, or DEFAULT")
+    if not value.isdigit():
         raise UsageError("OPTION_VALUE", f"{name} takes a whole number", hint="default or -1 means no limit, 0 pauses")
     return int(value)
 

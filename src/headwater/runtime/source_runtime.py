@@ -290,7 +290,7 @@ class SourceRuntime:
         from headwater.spark.capture import DecodeTables
 
         work = []
-        for table_id, backfill in self.tables.items():
+        for table_id, backfill in list(self.tables.items()):  # we are in a thread: others come and go meanwhile
             state = backfill.at_barrier(last, target, contribution, paused)
             if state is None:
                 continue
@@ -457,7 +457,7 @@ class SourceRuntime:
             positions={self.job_id: format_lsn(start)},
             states={(self.job_id, "stream"): stream, (self.job_id, "spooled"): start},
         )
-        for table in self.tables.values():
+        for table in list(self.tables.values()):
             try:
                 mark = await asyncio.to_thread(self.enter_again, table)
             except DefiniteError as error:  # the table is gone, or not ours any more: the others go on without it

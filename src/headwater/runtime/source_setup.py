@@ -73,6 +73,17 @@ def release(config: PostgresConfig, made: Mapping[str, Any]) -> None:
             drop_publication(conn, config)
 
 
+def not_released(name: str, config: PostgresConfig, made: Mapping[str, Any], error: HeadwaterError) -> SourceError:
+    """A slot that nobody reads any more lets the source's log grow until its disk is full: somebody must know."""
+    statements = []
+    if made.get("slot_created"):
+        statements.append(f"SELECT pg_drop_replication_slot('{config.slot}');")
+    if made.get("publication_created"):
+        statements.append('DROP PUBLICATION "{}";'.format(config.publication.replace('"', '""')))
+    what = f"source {name} is dropped here, but what was made for it at the source is still there: {error.message}"
+    return SourceError("SOURCE_NOT_RELEASED", what, hint=f"run on the source: {' '.join(statements)}")
+
+
 def enter(config: PostgresConfig, table: Any) -> dict[str, Any]:
     """Publish the table and mark the moment: its first read waits for every transaction that runs now."""
     from headwater.connectors.postgres.client import connect

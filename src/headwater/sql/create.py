@@ -137,8 +137,8 @@ def _create_table_from(c: Cursor, dialect: str, name: str, body: str | None, qui
     c.end()
     if body is None:
         return s.CreateTableFrom(c.text, name, None, (), source, external, options, quiet)
-    columns, key = _captured_columns(body, dialect)
-    return s.CreateTableFrom(c.text, name, columns, key, source, external, options, quiet)
+    columns, key, not_null = _captured_columns(body, dialect)
+    return s.CreateTableFrom(c.text, name, columns, key, source, external, options, quiet, not_null)
 
 
 def _column_definitions(body: str, dialect: str) -> exp.Schema:
@@ -223,12 +223,14 @@ def check_type(name: str, ddl: str) -> None:
         raise UsageError("UNKNOWN_TYPE", f"column {name} has the unknown type {ddl}", hint="docs/sql.md") from None
 
 
-def _captured_columns(body: str, dialect: str) -> tuple[tuple[tuple[str, str | None], ...], tuple[str, ...]]:
+def _captured_columns(
+    body: str, dialect: str
+) -> tuple[tuple[tuple[str, str | None], ...], tuple[str, ...], tuple[str, ...]]:
     names = _bare_names(body, dialect)
     if names is not None:
-        return tuple((name, None) for name in names), ()
+        return tuple((name, None) for name in names), (), ()
     columns, key = _columns(body, dialect)
-    return tuple((c.name, c.type) for c in columns), key
+    return tuple((c.name, c.type) for c in columns), key, tuple(c.name for c in columns if not c.nullable)
 
 
 def _bare_names(body: str, dialect: str) -> list[str] | None:

@@ -44,6 +44,8 @@ class CreateTableFrom(Statement):
     external: str
     options: dict[str, str] = field(default_factory=dict)
     if_not_exists: bool = False
+    not_null: tuple[str, ...] = ()
+    """Those of `columns` that are declared so."""
 
 
 @dataclass(frozen=True, slots=True)

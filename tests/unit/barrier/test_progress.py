@@ -58,6 +58,10 @@ def test_rate_and_eta_come_from_the_last_seconds() -> None:
     assert progress.rows_per_s(29) == 1000.0
     assert progress.eta_s(29) == round((20_000 - progress.rows) / 1000, 1)
     assert progress.rows_per_s(45) == 0.0 and progress.eta_s(45) is None
+    unknown = JobProgress(1, "j")
+    for second in range(5):
+        unknown.report(now_s=second, rows=100 * second, done=second, total=12)
+    assert unknown.eta_s(4) == 8.0  # of 12 parts 8 are left, a second each
 
 
 def test_the_row_says_what_it_waits_for() -> None:

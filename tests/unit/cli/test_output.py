@@ -27,6 +27,11 @@ def test_json_is_one_array_on_a_line_of_its_own(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert json.loads(out) == RESULT["rows"]
+    rows = [{"v": "a\u2028b\u2029c\x85d\x1e\x0b\r\n é"}]
+    print_result({"columns": ["v"], "rows": rows}, "json")
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        rows
+    ]  # what else ends a line for some
 
 
 def test_csv_quotes_what_it_must_and_leaves_null_empty(capsys: pytest.CaptureFixture[str]) -> None:

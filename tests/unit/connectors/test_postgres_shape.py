@@ -170,3 +170,23 @@ def test_the_policy_is_an_option_of_the_source_too() -> None:
     with pytest.raises(UsageError) as caught:
         PostgresConfig.from_options({**options, "schema.change.behavior": "evolv"})
     assert "evolve" in caught.value.hint
+
+
+def test_columns_in_another_order_than_their_numbers_are_others() -> None:
+    def relation(*columns: PgColumn) -> Relation:
+        return Relation(
+            5, "public", "t", "d", tuple(RelationColumn(c.name, c.type_oid, c.typmod, c is ID) for c in columns)
+        )
+
+    x, y = PgColumn("x", 2, 23), PgColumn("y", 3, 23)
+    plans = [column_plan(c) for c in (y, ID, x)]  # the order of a list is not the source's
+    assert not compare(relation(ID, x, y), plans, ())
+    swapped = compare(relation(ID, y, x), plans, ())
+    assert len(swapped.moved) == 1 and "is another one than before" in str(swapped)
+    bind(relation(ID, y, x), plans, changing=True, tolerant=True)
+    with pytest.raises(DefiniteError, match="SOURCE_SCHEMA_CHANGED"):  # rows that are known by all of their content
+        bind(relation(ID, y, x), plans, changing=True, tolerant=False)
+    a = PgColumn("a", 3, 23)
+    plans = [column_plan(c) for c in (replace(a, attnum=1), replace(ID, attnum=2), replace(x, attnum=3))]
+    made_again = compare(relation(ID, x, a), plans, ())
+    assert made_again.moved == ("a",)  # and not all those that have another place by it

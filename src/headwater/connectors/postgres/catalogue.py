@@ -26,6 +26,8 @@ _TEXT_TYPES: Final = frozenset({25, 1043})
 # Byte order in the server's encoding is byte order in UTF-8 for these.
 _ENCODINGS: Final = frozenset({"UTF8", "LATIN1", "SQL_ASCII"})
 
+FIRST_NORMAL_OID: Final = 16_384  # those below are the server's own: no publication takes them
+
 _TABLE_QUERY: Final = """
 SELECT c.oid::int8 AS oid, n.oid::int8 AS schema_oid, n.nspname::text AS schema, c.relname::text AS name,
        c.relkind::text AS relkind, c.relreplident::text AS replica_identity,
@@ -184,6 +186,8 @@ def describe(conn: Connection, schema: str, name: str) -> TableInfo:
             )
         if row["relkind"] not in ("r", "p"):
             raise UsageError("SOURCE_NOT_A_TABLE", f"{schema}.{name} is a view, index or foreign table, not a table")
+        if row["oid"] < FIRST_NORMAL_OID:
+            raise UsageError("SOURCE_NOT_A_TABLE", f"{schema}.{name} is a table of the server itself, and not streamed")
         # By number: a name is looked up only in schemas that we may use, and `check` describes others too.
         columns = pg_columns(cursor.execute(COLUMNS_QUERY.encode(), (str(row["oid"]),)).fetchall())
         size = cursor.execute(_SIZE_QUERY, {"oid": row["oid"]}).fetchone() or {}

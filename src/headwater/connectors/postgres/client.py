@@ -24,10 +24,11 @@ from headwater.errors import HeadwaterError, SourceError, TransientError, UsageE
 MIN_SERVER_VERSION: Final = 140_000  # tid range scans, pgoutput messages and 64-bit snapshots in one release
 # Limits that a role or database has for its users: a slow or rate-limited read is one statement for as long as it
 # takes, and a snapshot that several reads share is a transaction in which nothing happens.
-NO_TIME_LIMITS: Final = {
+NO_LIMITS: Final = {
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    "default_transaction_read_only": "off",  # or no publication could be made; our reads say READ ONLY themselves
 }
 TRANSACTION_TIMEOUT_SINCE: Final = 170_000  # an older server refuses a session that names it
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
@@ -91,7 +92,7 @@ class PostgresConfig:
         from headwater.connectors.postgres.types import SESSION_SETTINGS
 
         secret = resolve_secret(self.password) if password is None else password
-        settings = {**SESSION_SETTINGS, **NO_TIME_LIMITS}
+        settings = {**SESSION_SETTINGS, **NO_LIMITS}
         parts = {
             "host": self.hostname,
             "port": str(self.port),
@@ -202,8 +203,9 @@ def translated(doing: str) -> Iterator[None]:
         raise translate(error, doing) from None
 
 
-# Definite while something is being created; where it exists already, passwords are rotated and servers moved.
-_PASSING: Final = frozenset({"SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
+# Definite while something is being created; where it exists already, passwords are rotated and servers moved, and an
+# engine that was started without its secrets is started again with them.
+_PASSING: Final = frozenset({"SECRET_MISSING", "SOURCE_AUTH_FAILED", "SOURCE_NOT_FOUND", "SOURCE_TLS"})
 
 
 def may_pass(error: HeadwaterError) -> bool:
@@ -243,6 +245,7 @@ def _after_fatal(line: str) -> str:
     return line.split("FATAL:")[-1].strip()
 
 
+_NOT_UTF8: Final = "the database holds text that UTF-8 cannot express: correct the value in the source"
 # SQLSTATE (or its class) → (transient, code, hint)
 _STATES: Final[dict[str, tuple[bool, str, str]]] = {
     "28": (False, "SOURCE_AUTH_FAILED", "check username and password"),
@@ -250,6 +253,8 @@ _STATES: Final[dict[str, tuple[bool, str, str]]] = {
     "42501": (False, "SOURCE_PERMISSION", "grant the role what `headwater check` names"),
     "42P01": (False, "SOURCE_TABLE_NOT_FOUND", "check the table's name and schema"),
     "42703": (False, "SOURCE_COLUMN_NOT_FOUND", "the table's columns have changed"),
+    "22021": (False, "VALUE_NOT_REPRESENTABLE", _NOT_UTF8),
+    "22P05": (False, "VALUE_NOT_REPRESENTABLE", _NOT_UTF8),
     "3F000": (False, "SOURCE_TABLE_NOT_FOUND", "check the table's schema"),
     "55006": (True, "SOURCE_SLOT_IN_USE", "another connection still holds the slot"),
     "55P03": (True, "SOURCE_BUSY", "another session holds a lock on it: see pg_locks, pg_blocking_pids"),

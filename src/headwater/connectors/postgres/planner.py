@@ -68,7 +68,7 @@ def plan_cursor(table: TableInfo) -> list[Split]:
 
 def next_page(conn: Connection, table: TableInfo, left: Bound | None, rows: int) -> Bound | None:
     """Where a page of so many rows, which begins at `left`, ends; None: at the end of the table."""
-    texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(k)) for k in table.key)
+    texts = _texts(table.key)
     condition = split_condition(table.key, Split(0, left, None))
     query = sql.SQL("SELECT {} FROM {} AS _hw {} ORDER BY {} OFFSET {} LIMIT 1").format(
         texts,
@@ -84,6 +84,11 @@ def next_page(conn: Connection, table: TableInfo, left: Bound | None, rows: int)
     return tuple(str(part) for part in found)
 
 
+def _texts(key: Sequence[str]) -> sql.Composed:
+    """The key's values as the server prints them, which is what the decoder reads: a cast of a boolean says `true`."""
+    return sql.SQL(", ").join(sql.SQL("format('%s', {})").format(sql.Identifier(k)) for k in key)
+
+
 def _physical_splits(table: TableInfo, rows_per_split: int) -> list[Split]:
     """Ranges of pages. Of a partitioned table they cut every partition at the same places."""
     pages = table.largest_pages
@@ -97,7 +102,7 @@ def _physical_splits(table: TableInfo, rows_per_split: int) -> list[Split]:
 def _sampled_bounds(conn: Connection, table: TableInfo, rows_per_split: int) -> list[Bound]:
     percent = _sample_percent(table, rows_per_split)
     keys = sql.SQL(", ").join(map(sql.Identifier, table.key))
-    texts = sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(k)) for k in table.key)
+    texts = _texts(table.key)
     # A row is taken where the number of its split changes. The number of splits follows from the rows found, so that a
     # table without statistics, or with stale ones, is planned by what is in it.
     query = sql.SQL(

@@ -197,6 +197,10 @@ def open_connection(conninfo: dict[str, str], application: str) -> pq.abc.PGconn
         conn.finish()
         # For a source that exists already even a refused log-in may heal: passwords are rotated, servers restart.
         raise TransientError("SOURCE_UNREACHABLE", _without(message, conninfo))
+    if conn.parameter_status(b"server_encoding") == b"SQL_ASCII":
+        # Any bytes may be in there. What is not UTF-8 stops its table when it is decoded; the server, were it asked for
+        # UTF-8, would stop the stream of all tables there, and for ever.
+        rows(conn, "SET client_encoding = 'SQL_ASCII'")
     return conn
 
 

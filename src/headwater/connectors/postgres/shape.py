@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import numpy as np
 
@@ -68,15 +69,18 @@ class ShapeChange:
     added: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     retyped: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    """In another place among the others: this name was another column's, or the column was dropped and made again."""
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.gone or self.retyped)
+        return bool(self.added or self.gone or self.retyped or self.moved)
 
     def __str__(self) -> str:
         parts = [
             (self.added, "is new"),
             (self.gone, "is not in the stream"),
             (self.retyped, "has another type"),
+            (self.moved, "is another one than before"),
         ]
         return "; ".join(f"column {name} {what}" for names, what in parts for name in names)
 
@@ -90,7 +94,22 @@ def compare(relation: Relation, plans: Sequence[ColumnPlan], left_out: Collectio
         added=() if known is None else tuple(name for name in there if name not in known),
         gone=tuple(name for name in taken if name not in there),
         retyped=tuple(name for name, p in taken.items() if name in there and not _fits(p, there[name])),
+        moved=_moved(relation, taken),
     )
+
+
+def _moved(relation: Relation, taken: Mapping[str, ColumnPlan]) -> tuple[str, ...]:
+    """A relation has its columns in the order of their numbers, which stay theirs as long as they live."""
+    now = [c.name for c in relation.columns if c.name in taken]
+    numbers = {name: taken[name].attnum for name in now}
+    if not all(numbers.values()):
+        return ()  # plans that were made without a server
+    before = sorted(now, key=numbers.__getitem__)
+    if now == before:
+        return ()
+    same = SequenceMatcher(None, now, before, autojunk=False).get_matching_blocks()
+    stayed = {name for block in same for name in now[block.a : block.a + block.size]}
+    return tuple(name for name in now if name not in stayed)
 
 
 def _fits(plan: ColumnPlan, column: RelationColumn) -> bool:
@@ -108,7 +127,8 @@ def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tol
     """
     change = compare(relation, plans, None)
     keys = {p.name for p in plans if p.key_position is not None}
-    if change.retyped or (change.gone and (not tolerant or keys & set(change.gone))):
+    lost = {*change.gone, *change.moved}
+    if change.retyped or (lost and (not tolerant or keys & lost)):
         raise shape_changed(relation, str(change))
     slots = np.full(len(relation.columns), -1, np.int64)
     by_name = {column.name: i for i, column in enumerate(relation.columns)}
