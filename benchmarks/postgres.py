@@ -51,9 +51,9 @@ class Bench:
             f"backfill.num_rows_per_split='{rows_per_split}')"
         )
 
-    def live(self, look_s: float = 0.05) -> None:
+    def live(self) -> None:
         while any(j["state"] != "live" for j in self.engine.status()["jobs"]):
-            time.sleep(look_s)
+            time.sleep(0.05)
 
     def end_of_log(self) -> int:
         return parse_lsn(self.db.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0])
@@ -75,6 +75,7 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000, proxied: bool = F
             db.execute(TABLE.encode())
             db.execute(FILL.format(low=1, high=rows).encode())
             db.execute("VACUUM ANALYZE wide")
+            settled(db)
             folder = scale.folder / f"data-{time.time_ns()}"
             # One slot more than readers: the live stream needs one.
             engine = Engine(folder, master=f"local[{READERS + 1}]", settings={"barrier_interval_ms": str(interval_ms)})
@@ -88,13 +89,20 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000, proxied: bool = F
                 yield Bench(server, proxy, engine, db)
 
 
+def settled(db: Any) -> None:
+    """What was written is on disk: neither the server nor the kernel writes it behind while something is measured."""
+    db.execute("CHECKPOINT")
+    os.sync()
+
+
 # -- what it costs --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Usage:
-    """CPU seconds and the largest memory of the engine's processes during a block."""
+    """CPU seconds of the engine's processes during a block, and the largest memory if `watched`: to look takes CPU."""
 
+    watched: bool = False
     cpu_s: float = 0.0
     peak_bytes: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -123,12 +131,14 @@ class Usage:
     def __enter__(self) -> Usage:
         self._before = self._cpu()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        if self.watched:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(5)
+        if self.watched:
+            self._thread.join(5)
         after = self._cpu()
         self.cpu_s = sum(after[p] - self._before.get(p, 0.0) for p in after)
 
@@ -151,7 +161,7 @@ def snapshot(scale: Scale) -> Iterator[Figure]:
         with Usage() as usage:
             begin = time.perf_counter()
             b.capture(max(1000, rows // 50))
-            b.live(0.25)
+            b.engine.execute("WAIT")
             ours = time.perf_counter() - begin
         reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {rows / plain:,.0f} rows/s"
         ratio = plain / ours
@@ -215,7 +225,7 @@ def memory(scale: Scale) -> Iterator[Figure]:
     for rows in (scale.rows(1_000_000), scale.rows(10_000_000, least=10_000)):
         with bench(scale, rows) as b:
             warm_up(b)
-            with Usage() as usage:
+            with Usage(watched=True) as usage:
                 b.capture(100_000)
                 b.live()
             peaks.append(usage.peak_bytes)

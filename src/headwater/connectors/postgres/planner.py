@@ -38,6 +38,7 @@ Connection = psycopg.Connection[Any]
 
 WHOLE_PAGES: Final = 2_000  # up to 16 MB the keys are read whole: that takes less than a second
 SAMPLE_PAGES_PER_SPLIT: Final = 40  # rows of a page are neighbours: what counts is the number of pages, ± 1/√40
+SAMPLE_ROWS_PER_PAGE: Final = 5  # of which some are enough: the others would only have to be sorted with them
 SPLIT_BYTES: Final = 128 << 20  # on the source's disk; a reader has a split in memory, some four times as large
 ASSUMED_ROWS_PER_PAGE: Final = 50  # where there are no statistics
 # Values that sort in the server but have no place between finite ones: as bounds they are left out, and rows that have
@@ -101,6 +102,7 @@ def _physical_splits(table: TableInfo, rows_per_split: int) -> list[Split]:
 
 def _sampled_bounds(conn: Connection, table: TableInfo, rows_per_split: int) -> list[Bound]:
     percent = _sample_percent(table, rows_per_split)
+    share = _sample_share(table) if percent < 100 else 1.0
     keys = sql.SQL(", ").join(map(sql.Identifier, table.key))
     texts = _texts(table.key)
     # A row is taken where the number of its split changes. The number of splits follows from the rows found, so that a
@@ -115,14 +117,27 @@ def _sampled_bounds(conn: Connection, table: TableInfo, rows_per_split: int) -> 
         texts=texts,
         keys=keys,
         table=table.from_clause,
-        sample=sql.SQL("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)").format(percent) if percent < 100 else sql.SQL(""),
+        sample=_sample(percent, share),
         most=MAX_SPLITS,
         least=_least_splits(table),
-        scale=100 / percent,
+        scale=100 / percent / share,
         target=rows_per_split,
     )
     found: list[Bound] = [tuple(row) for row in conn.execute(query)]
     return [bound for bound in found if not _NOT_A_BOUND.intersection(bound)]
+
+
+def _sample(percent: float, share: float) -> sql.Composable:
+    if percent >= 100:
+        return sql.SQL("")
+    pages = sql.SQL("TABLESAMPLE SYSTEM ({}) REPEATABLE (1)").format(percent)
+    return pages if share >= 1 else sql.SQL("{} WHERE random() < {}").format(pages, share)
+
+
+def _sample_share(table: TableInfo) -> float:
+    """How many of a sampled page's rows are looked at."""
+    per_page = table.rows / table.pages if table.rows > 0 else ASSUMED_ROWS_PER_PAGE
+    return min(1.0, SAMPLE_ROWS_PER_PAGE / max(per_page, 1e-9))
 
 
 def _sample_percent(table: TableInfo, rows_per_split: int) -> float:
