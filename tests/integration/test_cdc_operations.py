@@ -118,7 +118,8 @@ def waits_for(world: World, name: str) -> str | None:
 def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(world: World) -> None:
     world.sql("CREATE TABLE slow (id int PRIMARY KEY, v text)")
     world.sql("INSERT INTO slow SELECT i, repeat('x', 500) FROM generate_series(1, 4000) i; ANALYZE slow")
-    world.capture("public.slow", "slow", "backfill.rate_limit='100', backfill.parallelism='1'")
+    one = "backfill.num_rows_per_split='4000', backfill.parallelism='1'"
+    world.capture("public.slow", "slow", f"backfill.rate_limit='100', {one}")
     world.until(lambda: bool(world.splits("slow")))
     assert len(world.splits("slow")) == 1
     time.sleep(4)
@@ -139,6 +140,23 @@ def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(wo
     assert waits_for(world, "slow") is None
     world.live("slow")
     world.assert_equal("slow", "slow")
+
+
+def test_rows_of_a_slow_copy_are_seen_while_it_goes_on(world: World) -> None:
+    world.sql("CREATE TABLE paced (id int PRIMARY KEY); INSERT INTO paced SELECT generate_series(1, 2000)")
+    world.capture("public.paced", "paced", "backfill.rate_limit='100', backfill.parallelism='1'")
+    world.until(lambda: len(world.splits("paced")) == 4)
+
+    def rows() -> int:
+        found = world.engine.execute("SELECT rows FROM hw_catalog.hw_progress WHERE name = 'paced'")[0]
+        assert found is not None
+        return int(found.rows[0]["rows"])
+
+    world.until(lambda: rows() > 0)
+    assert rows() < 2000 and world.state("paced") == "creating"
+    world.engine.execute("ALTER TABLE paced SET BACKFILL_RATE_LIMIT = DEFAULT")
+    world.live("paced")
+    world.assert_equal("paced", "paced")
 
 
 def test_resume_waits_for_nothing_that_has_gathered_and_that_comes_in_epochs_of_bounded_size(

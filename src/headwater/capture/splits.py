@@ -16,8 +16,21 @@ from typing import Final
 
 MAX_SPLITS: Final = 10_000  # per table: each is a row of state in every checkpoint until it is handed over
 DEFAULT_ROWS_PER_SPLIT: Final = 100_000
+LIMITED_SPLIT_S: Final = 5  # a split of a copy with a rate limit: what is read is seen when its split is handed over
+LEAST_ROWS_PER_SPLIT: Final = 100  # fewer would be more work for us and the server than the rows are
 
 Bound = tuple[str, ...]
+
+
+def rows_per_split(wanted: int | None, rate_limit: int | None, readers: int) -> int:
+    """How many rows a split is planned with: what the user wants, else the default, or fewer where a rate limit is in
+    force, over all readers: else nothing would be seen of a slow copy for minutes."""
+    if wanted:
+        return wanted
+    if not rate_limit:
+        return DEFAULT_ROWS_PER_SPLIT
+    paced = rate_limit * LIMITED_SPLIT_S // max(1, readers)
+    return min(DEFAULT_ROWS_PER_SPLIT, max(LEAST_ROWS_PER_SPLIT, paced))
 
 
 class SplitKind(StrEnum):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.cdc.notes import Notes
 from headwater.backfill.cdc.state import ReadPaused, SplitEvent, SplitState, step
-from headwater.capture.splits import DEFAULT_ROWS_PER_SPLIT, Split, SplitKind
+from headwater.capture.splits import Split, SplitKind, rows_per_split
 from headwater.errors import HeadwaterError, TransientError
 from headwater.runtime.reads import SMALL_BYTES
 from headwater.runtime.splits import SplitInfo, bounds_of
@@ -118,12 +118,13 @@ class Copying:
         from headwater.connectors.postgres.planner import plan_cursor, plan_splits
 
         table = self.table
-        rows_per_split = int(table.settings.get("backfill_num_rows_per_split") or DEFAULT_ROWS_PER_SPLIT)
+        wanted = table.settings.get("backfill_num_rows_per_split")
+        rows = rows_per_split(int(wanted) if wanted else None, table.rate_limit, self._batch)
         with connect(table.source.config) as conn:
             table.describe(conn)
             if table.wants_cursor and (splits := plan_cursor(table.info)):
                 return splits
-            return plan_splits(conn, table.info, rows_per_split=rows_per_split)
+            return plan_splits(conn, table.info, rows_per_split=rows)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

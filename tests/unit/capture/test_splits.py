@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.capture.splits import Split, bound_from_json, splits_between
+from headwater.capture.splits import (
+    DEFAULT_ROWS_PER_SPLIT,
+    LEAST_ROWS_PER_SPLIT,
+    Split,
+    bound_from_json,
+    rows_per_split,
+    splits_between,
+)
 from headwater.connectors.postgres.catalogue import split_name
 from headwater.connectors.postgres.client import PostgresConfig, format_lsn, parse_lsn
 from headwater.errors import UsageError
@@ -90,3 +97,11 @@ def test_password_is_a_reference_until_it_is_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HW_TEST_PASSWORD", "geheim")
     assert config.conninfo()["password"] == "geheim"
     assert "geheim" not in repr(config) and "HW_TEST" not in repr(config)
+
+
+def test_splits_of_a_slow_copy_are_small_unless_somebody_wants_them_otherwise() -> None:
+    assert rows_per_split(None, None, 4) == rows_per_split(None, 0, 4) == DEFAULT_ROWS_PER_SPLIT
+    assert rows_per_split(None, 10_000, 4) == 12_500
+    assert rows_per_split(None, 10_000_000, 4) == DEFAULT_ROWS_PER_SPLIT
+    assert rows_per_split(None, 1, 4) == LEAST_ROWS_PER_SPLIT
+    assert rows_per_split(7, 10_000, 4) == rows_per_split(7, None, 4) == 7
