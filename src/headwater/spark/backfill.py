@@ -254,7 +254,8 @@ class ReadInTurn:
                     if writing and time.monotonic() > until:
                         break
                     found = read.fetch(conn, expected)
-                    expected = found.rows.nbytes + found.rows.nbytes // 8  # neighbours are alike in size
+                    # Others are of about its size. Always as much, so that the same memory serves: fresh pages are dear.
+                    expected = max(expected, found.rows.nbytes * 3 // 2)
                     if writing:
                         yield writing.pop().result()
                     writing.append(writer.submit(self._stage, read, found, packed))

@@ -10,7 +10,7 @@ tasks (measured: 0.28 s of CPU for a task that does nothing, 0.02 s with this), 
 - Each worker would import the same modules by itself, and half a second of CPU goes into the first call of compiled
   code, whichever it is. What is imported and called here is there after the fork.
 - Memory that is given back comes back as pages that the kernel clears one by one. A worker works in blocks of the same
-  size again and again, and keeps what it had.
+  size again and again, and keeps what it had, for all of its threads.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Final
 
 _M_TRIM_THRESHOLD: Final = -1  # as <malloc.h> has them
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 _KEPT_BYTES: Final = 256 << 20
 
 
@@ -42,6 +43,7 @@ def _keep_memory() -> None:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
     libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def _unchanged(_: zipimport.zipimporter) -> None:
