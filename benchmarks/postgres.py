@@ -26,6 +26,7 @@ from headwater.connectors.postgres.client import parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
 
 READERS = 2
+TRIES = 3  # of a copy, ours and others'; the best one counts: on a machine with neighbours they differ by a quarter
 TABLE = """CREATE TABLE wide (id bigint PRIMARY KEY, a int, b int, c bigint, d double precision, e numeric(12, 2),
                               f text, g text, h timestamptz, i boolean)"""
 FILL = """INSERT INTO wide
@@ -157,20 +158,28 @@ def snapshot(scale: Scale) -> Iterator[Figure]:
     rows = scale.rows(10_000_000, least=10_000)
     with bench(scale, rows) as b:
         warm_up(b)
-        plain = min(copy_to_nowhere(b, rows) for _ in range(3))  # they differ by a quarter
-        with Usage() as usage:
-            begin = time.perf_counter()
-            b.capture(max(1000, rows // 50))
-            b.engine.execute("WAIT")
-            ours = time.perf_counter() - begin
+        plain = min(copy_to_nowhere(b, rows) for _ in range(TRIES))
+        ours, cpu_s = min(first_copy(b, rows) for _ in range(TRIES))
         reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {rows / plain:,.0f} rows/s"
         ratio = plain / ours
         yield Figure("snapshot", rows / ours, "rows/s", reference, ratio, "≥ 0.5", ratio >= 0.5)
-        rivals = Rivals(b.server, "wide", rows, READERS, scale.folder)
+        rivals = Rivals(b.server, "wide", rows, READERS, TRIES, scale.folder)
         jdbc, debezium = rivals.spark_jdbc(), rivals.debezium()
-        yield cpu_against(usage.cpu_s, jdbc, rows)
+        yield cpu_against(cpu_s, jdbc, rows)
         yield against("snapshot against Spark's JDBC source into Parquet", rows / ours, jdbc, 3)
         yield against("snapshot against the Debezium engine, events dropped", rows / ours, debezium, 5)
+
+
+def first_copy(b: Bench, rows: int) -> tuple[float, float]:
+    """Seconds until the table is live, and the engine's CPU for it; then the table is gone again."""
+    settled(b.db)
+    with Usage() as usage:
+        begin = time.perf_counter()
+        b.capture(max(1000, rows // 50))
+        b.engine.execute("WAIT")
+        seconds = time.perf_counter() - begin
+    b.engine.execute("DROP TABLE wide")
+    return seconds, usage.cpu_s
 
 
 def cpu_against(ours_s: float, theirs: Measured | None, rows: int) -> Figure:

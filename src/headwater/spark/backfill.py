@@ -254,7 +254,7 @@ class ReadInTurn:
                     if writing and time.monotonic() > until:
                         break
                     found = read.fetch(conn, expected)
-                    # Others are of about its size; always as much, so that the same memory serves: fresh pages are dear.
+                    # Others are of about its size; always as much, so that one memory serves: fresh pages are dear.
                     expected = max(expected, found.rows.nbytes * 3 // 2)
                     if writing:
                         yield writing.pop().result()
