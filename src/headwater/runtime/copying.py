@@ -118,12 +118,14 @@ class Copying:
         from headwater.connectors.postgres.planner import plan_cursor, plan_splits
 
         table = self.table
-        wanted = table.settings.get("backfill_num_rows_per_split")
-        rows = rows_per_split(int(wanted) if wanted else None, table.rate_limit, self._batch)
         with connect(table.source.config) as conn:
             table.describe(conn)
             if table.wants_cursor and (splits := plan_cursor(table.info)):
                 return splits
+            wanted = table.settings.get("backfill_num_rows_per_split")
+            # Physical ranges are all handed over at once, however small they are.
+            rate = table.rate_limit if table.info.ordered_key else None
+            rows = rows_per_split(int(wanted) if wanted else None, rate, self._batch)
             return plan_splits(conn, table.info, rows_per_split=rows)
 
     # -- reading ----------------------------------------------------------------------------------------------------

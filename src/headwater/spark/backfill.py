@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -163,11 +163,13 @@ class ReadSplit:
         from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows
 
         batches: list[pa.RecordBatch] = []
-        for piece in reader.messages(most_bytes=PIECE_BYTES, expected_bytes=expected_bytes, count=pace.wait):
-            rows = BinaryRows.of(piece)
-            if piece.last and not batches:
-                return rows
-            batches.append(decode_rows(rows, self.plans))
+        pieces = reader.messages(most_bytes=PIECE_BYTES, expected_bytes=expected_bytes, count=pace.wait)
+        with closing(pieces):  # its end sets the connection right, which is used next
+            for piece in pieces:
+                rows = BinaryRows.of(piece)
+                if piece.last and not batches:
+                    return rows
+                batches.append(decode_rows(rows, self.plans))
         return pa.Table.from_batches(batches)
 
     def _as_binary(self, conn: Any) -> bool:
@@ -186,7 +188,7 @@ class ReadSplit:
     def _write(self, found: pa.Table | BinaryRows, packed: dict[str, Any]) -> dict[str, Any] | None:
         if found.num_rows == 0:
             return None
-        rows = found if isinstance(found, pa.Table) else self._in_order(found)
+        rows, ordered = (found, False) if isinstance(found, pa.Table) else (self._in_order(found), True)
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
         rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
         segment = write_segment(
@@ -196,7 +198,7 @@ class ReadSplit:
             rows,
             kind="base",
             vnode_count=self.vnode_count,
-            ordered=VNODE in rows.column_names,
+            ordered=ordered,
             packed=packed,
         )
         return segment.as_dict()

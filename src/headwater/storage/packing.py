@@ -103,7 +103,7 @@ def _is_uneven(sample: pa.ChunkedArray) -> bool:
     counts = pc.value_counts(sample.combine_chunks()).field("counts").to_numpy()
     bits = np.ceil(np.log2(max(2, counts.size)))
     shares = counts / max(1, counts.sum())
-    return bool(-(shares * np.log2(shares)).sum() <= bits * (1 - WORTH))
+    return bool(-(shares * np.log2(shares)).sum() <= bits * WORTH)
 
 
 def _is_in_runs(name: str, sample: pa.ChunkedArray) -> bool:

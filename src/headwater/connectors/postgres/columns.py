@@ -118,7 +118,7 @@ def _decimals(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> p
     return _fixed(plan, lengths, out)
 
 
-def offsets_of(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
+def _offsets(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
     """Where each value goes in a buffer that holds all of them, and the buffer's size at the end."""
     ends = np.cumsum(np.maximum(sizes, 0))
     if ends.size and ends[-1] > MAX_COLUMN_BYTES:
@@ -133,7 +133,7 @@ def offsets_of(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
 
 
 def _strings(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs, kind: pa.DataType) -> pa.Array:
-    offsets = offsets_of(plan, lengths)
+    offsets = _offsets(plan, lengths)
     out = np.empty(int(offsets[-1]), np.uint8)
     scan.gather(data, starts, lengths, offsets, out)
     return pa.Array.from_buffers(kind, lengths.size, [validity(lengths), pa.py_buffer(offsets), pa.py_buffer(out)])
@@ -171,7 +171,7 @@ def _floats(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.
 
 
 def _bytes(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    offsets = offsets_of(plan, lengths // 2 - 1)
+    offsets = _offsets(plan, lengths // 2 - 1)
     out = np.empty(int(offsets[-1]), np.uint8)
     check_value(plan, scan.parse_hex(data, starts, lengths, offsets, out))
     return pa.Array.from_buffers(
@@ -206,7 +206,7 @@ def _binary_jsonb(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) 
 
 
 def _printed(plan: ColumnPlan, lengths: Longs, sizes: Longs, print_to: Callable[[Any, Bytes], None]) -> pa.Array:
-    offsets = offsets_of(plan, sizes)
+    offsets = _offsets(plan, sizes)
     out = np.empty(int(offsets[-1]), np.uint8)
     print_to(offsets, out)
     return pa.Array.from_buffers(

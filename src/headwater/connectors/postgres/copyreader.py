@@ -15,7 +15,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +82,7 @@ class CopyReader:
 
     def messages(
         self, *, most_bytes: int, expected_bytes: int = 0, count: Callable[[int], None] = _not_counted
-    ) -> Iterator[Messages]:
+    ) -> Generator[Messages]:
         """The same as messages, in pieces of about `most_bytes`; one at least, and one that is the last.
 
         `count` is told, every `block_bytes` or so, how many messages have come since; it may wait, and it may raise.
@@ -108,7 +108,7 @@ class CopyReader:
             if parts:
                 yield parts
 
-    def _libpq_messages(self, most_bytes: int, count: Callable[[int], None]) -> Iterator[Messages]:
+    def _libpq_messages(self, most_bytes: int, count: Callable[[int], None]) -> Generator[Messages]:
         blocks: list[bytes] = []
         sizes: list[Longs] = []
         for parts in self._libpq_parts():
@@ -129,7 +129,7 @@ class CopyReader:
         finally:
             wire.close()
 
-    def _raw_messages(self, most_bytes: int, expected_bytes: int, count: Callable[[int], None]) -> Iterator[Messages]:
+    def _raw_messages(self, most_bytes: int, expected_bytes: int, count: Callable[[int], None]) -> Generator[Messages]:
         wire = _RawCopy(self._conn, self._block_bytes, expected_bytes)
         try:
             wire.send(self._statement)
