@@ -78,9 +78,18 @@ def write_segment(
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
-        pq.write_table(rows, out, **_groups(rows), **packed)
+        pq.write_table(_without_levels(rows), out, **_groups(rows), **packed)
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
+
+
+def _without_levels(rows: pa.Table) -> pa.Table:
+    """Columns without a NULL are marked as such: the file need not say it row by row, which is dear to write and read.
+
+    Readers take every column as one that may have NULLs, so files of one table may differ in this.
+    """
+    fields = [f.with_nullable(c.null_count > 0) for f, c in zip(rows.schema, rows.columns, strict=True)]
+    return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
 
 
 def _groups(rows: pa.Table) -> dict[str, int]:
