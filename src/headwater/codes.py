@@ -164,6 +164,7 @@ SOURCES: Final[dict[str, str]] = {
     "SOURCE_NOT_RELEASED": "a source was dropped, but its slot at the server could not be; the hint has the statement",
     "SOURCE_NO_FREE_SLOT": "all replication slots of the source are in use",
     "SOURCE_NO_REPLICA_IDENTITY": "updates and deletes would not name their row, or the source would refuse them",
+    "SOURCE_PARTITIONS_CHANGED": "partitions came or went with their rows, which the stream does not say",
     "SOURCE_PERMISSION": "a privilege is missing in the source; the hint is the statement that grants it",
     "SOURCE_PROTOCOL": "the replication protocol went out of step; the reader starts again",
     "SOURCE_PUBLICATION": "the publication is missing, or lacks a table",

@@ -164,6 +164,58 @@ def test_columns_that_change_their_names_with_each_other_are_copied_anew(world: 
     world.assert_equal("(SELECT id, x, y, z FROM swapped) q", "swapped")
 
 
+def test_changes_of_old_rows_that_no_event_tells_are_found_in_the_catalogue(world: World) -> None:
+    """The last column dropped and made again, a type that stays with values that do not, an enum's label renamed."""
+    world.sql("CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE DOMAIN moods AS mood[]")
+    unseen = {
+        "remade": "ALTER TABLE remade DROP b; ALTER TABLE remade ADD b text DEFAULT 'again'",
+        "rewritten": "ALTER TABLE rewritten ALTER a TYPE int USING a * 100",
+        "relabelled": "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'",
+    }
+    for name in ("remade", "rewritten"):
+        make(world, name)
+    make(world, "untouched", "exception")
+    make(world, "stopping", "exception")
+    world.sql("CREATE TABLE relabelled (id int PRIMARY KEY, m mood, n moods)")
+    world.sql("INSERT INTO relabelled VALUES (1, 'sad', '{happy,sad}'), (2, 'happy', NULL)")
+    world.capture("public.relabelled", "relabelled")
+    world.live("remade", "rewritten", "untouched", "stopping", "relabelled")
+    world.sql("VACUUM FULL untouched")
+    world.sql("ALTER TABLE stopping ALTER a TYPE int USING a + 1")
+    for statement in unseen.values():
+        world.sql(statement)
+    healed(world, "remade")
+    healed(world, "rewritten")
+    world.until(lambda: world.rows("relabelled") == [(1, "blue", ["happy", "blue"]), (2, "happy", None)], 60)
+    failed_with(world, "stopping", "SOURCE_SCHEMA_CHANGED", "column a was rewritten")
+    assert world.state("untouched") == "live"
+    assert not [e for e in world.engine.status()["errors"] if e["name"] == "untouched"]
+    world.sql("INSERT INTO remade VALUES (100, 1, 'x'); UPDATE rewritten SET b = 'y' WHERE id = 2")
+    world.assert_equal("remade", "remade")
+    world.assert_equal("rewritten", "rewritten")
+
+
+def test_partitions_that_come_or_go_with_their_rows_are_said_and_those_made_as_such_are_not(world: World) -> None:
+    world.sql("CREATE TABLE months (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)")
+    world.sql("CREATE TABLE jan PARTITION OF months FOR VALUES FROM (0) TO (10); INSERT INTO months VALUES (1, 1)")
+    world.capture("public.months", "months")
+    world.live("months")
+    world.sql("CREATE TABLE feb PARTITION OF months FOR VALUES FROM (10) TO (20); INSERT INTO months VALUES (11, 1)")
+    world.assert_equal("months", "months")
+    world.sql("CREATE TABLE mar (id int PRIMARY KEY, v int); INSERT INTO mar VALUES (21, 1)")
+    world.sql("ALTER TABLE months ATTACH PARTITION mar FOR VALUES FROM (20) TO (30); DROP TABLE jan")
+
+    def said() -> list[str]:
+        errors = [e for e in world.engine.status()["errors"] if e["name"] == "months"]
+        return [e["message"] for e in errors if e["code"] == "SOURCE_PARTITIONS_CHANGED"]
+
+    world.until(lambda: any("partition jan went and partition mar came" in text for text in said()))
+    assert not any("feb" in text for text in said())
+    assert world.state("months") == "live"
+    world.engine.execute("RESYNC months")
+    healed(world, "months")
+
+
 @pytest.mark.slow
 def test_a_table_without_a_key_follows_a_change_of_columns_exactly(world: World) -> None:
     world.sql("CREATE TABLE loose (a int, b text); ALTER TABLE loose REPLICA IDENTITY FULL")

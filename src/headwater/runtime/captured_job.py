@@ -39,9 +39,11 @@ class CapturedJob:
 
     @property
     def entered(self) -> dict[str, Any]:
-        """How this generation of the table entered the stream: `oid`, `schema_oid`, `membership`, `mark`."""
+        """How this generation of the table entered the stream."""
         captured = self.captured
-        return {k: self._resync.get(k) or captured.get(k) for k in ("oid", "schema_oid", "membership", "mark")}
+        return {
+            k: self._resync.get(k) or captured.get(k) for k in ("oid", "schema_oid", "membership", "layout", "mark")
+        }
 
     @property
     def oid(self) -> int:

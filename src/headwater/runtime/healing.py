@@ -6,6 +6,7 @@
     the table was taken out of the publication, and perhaps put in again          ─► copy: meanwhile nothing was sent
     the publication's options were changed (`publish = 'insert'`)                 ─► the same
     another table has the captured one's name now                                 ─► copy of that one
+    an ALTER changed old rows without an event                                    ─► copy
 
 `runtime/shape.py` says which columns a table gets, `backfill.py` makes the copy. A whole stream that is lost is
 `SourceRuntime.heal`.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
@@ -23,6 +25,7 @@ from headwater.runtime import source_setup as setup
 from headwater.storage.checkpoint import Contribution
 
 if TYPE_CHECKING:
+    from headwater.connectors.postgres.layout import Layout
     from headwater.engine import EngineCore
     from headwater.runtime.backfill import TableBackfill
     from headwater.runtime.source_runtime import SourceRuntime
@@ -53,6 +56,7 @@ class Healing:
         self._not_before: dict[int, float] = {}
         self._names_at: dict[int, float] = {}
         self._renamed: dict[int, str] = {}
+        self._partitions: dict[int, list[str]] = {}
         self._looked: set[int] = set()
 
     def recall(self, sources: list[SourceRuntime]) -> None:
@@ -180,12 +184,13 @@ class Healing:
         self._names_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
         wanted = [(t.oid, *t.captured["external"]) for t in tables]
         try:
-            found = await asyncio.to_thread(setup.names_now, source.config, wanted)
+            found = await asyncio.to_thread(setup.tables_now, source.config, wanted)
         except HeadwaterError:
             return  # the reader says what is wrong
-        for table, (oid, name_now) in zip(tables, found, strict=True):
+        for table, (oid, name_now, layout) in zip(tables, found, strict=True):
             if table.table_id in source.tables and not table.failed and not table.replacing:
                 await self._guarded(table, self._named(table, oid, name_now))
+                await self._guarded(table, self._laid_out(table, layout))
 
     async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
         """`oid`: of the table that has the captured name; `name_now`: of the table that we follow."""
@@ -209,6 +214,47 @@ class Healing:
                 "SOURCE_TABLE_RENAMED",
                 f"the source's table {external} is called {name_now} now, and is followed on",
                 hint=f"DROP and CREATE {table.name} FROM its new name: under the old one it cannot be read anew",
+            )
+            self.core.record_error(table.table_id, table.name, notice, retrying=False)
+
+    async def _laid_out(self, table: TableBackfill, layout: Layout) -> None:
+        """Old rows are still what they were when the table entered the stream, but for what events have said since."""
+        from headwater.connectors.postgres.layout import Layout, compare_layouts, compare_partitions
+
+        before = table.entered["layout"]
+        if not before or table.failed or table.replacing:  # entered before layouts were remembered; by its name already
+            return
+        known = Layout.from_dict(before)
+        self._tell_partitions(table, *compare_partitions(known, layout))
+        taken = [p.name for p in table.plans if not p.absent]
+        change = compare_layouts(known, layout, taken)
+        if table.policy == "ignore":
+            change = replace(change, replaced=())
+        if not change:
+            return
+        error = SourceError(
+            "SOURCE_SCHEMA_CHANGED",
+            f"the source's table of {table.name} has changed: {change}",
+            hint=f"it is copied anew, as schema.change.behavior = {table.policy} says"
+            if table.policy != "exception"
+            else f"RESYNC {table.name} to take its new rows",
+        )
+        if table.policy == "exception":
+            await self._stop(table, error)
+        else:
+            await table.copy_anew(follow=not table.unfinished, notice=error)
+
+    def _tell_partitions(self, table: TableBackfill, gone: list[str], come: list[str]) -> None:
+        """Said and not healed: whoever drops old partitions may want their rows kept here, and the table is large."""
+        parts = [f"partition {', '.join(names)} {what}" for names, what in ((gone, "went"), (come, "came")) if names]
+        if self._partitions.get(table.table_id, []) == parts:
+            return
+        self._partitions[table.table_id] = parts
+        if parts:
+            notice = SourceError(
+                "SOURCE_PARTITIONS_CHANGED",
+                f"{' and '.join(parts)} with its rows, and no change in the stream says so: {table.name} is as before",
+                hint=f"VERIFY {table.name} REPAIR, or RESYNC {table.name}, to be as the source again",
             )
             self.core.record_error(table.table_id, table.name, notice, retrying=False)
 

@@ -11,6 +11,7 @@ from headwater.errors import HeadwaterError, SourceError, TransientError, UsageE
 
 if TYPE_CHECKING:
     from headwater.connectors.postgres.client import PostgresConfig
+    from headwater.connectors.postgres.layout import Layout
 
 
 def open_slot(config: PostgresConfig) -> dict[str, Any]:
@@ -87,11 +88,13 @@ def not_released(name: str, config: PostgresConfig, made: Mapping[str, Any], err
 def enter(config: PostgresConfig, table: Any) -> dict[str, Any]:
     """Publish the table and mark the moment: its first read waits for every transaction that runs now."""
     from headwater.connectors.postgres.client import connect
+    from headwater.connectors.postgres.layout import layouts
     from headwater.connectors.postgres.slots import ensure_publication, enter_stream, membership
 
     with connect(config) as conn:
         publication = ensure_publication(conn, config, table.info)
         entry = membership(conn, config.publication, table.info)
+        (layout,) = layouts(conn, [table.info.oid])
         mark = enter_stream(conn)
     return {
         "external": [table.info.schema, table.info.name],
@@ -100,6 +103,7 @@ def enter(config: PostgresConfig, table: Any) -> dict[str, Any]:
         "options": table.type_options,
         "published": dataclasses.asdict(publication),
         "membership": entry,
+        "layout": layout.as_dict(),
         "mark": mark.xid,
         "shape": table.shape.as_dict(),
     }
@@ -121,6 +125,7 @@ def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, froze
     """
     from headwater.connectors.postgres.catalogue import describe
     from headwater.connectors.postgres.client import connect
+    from headwater.connectors.postgres.layout import layouts
     from headwater.connectors.postgres.slots import ensure_publication, enter_stream, membership, streamed_columns
 
     with connect(config) as conn:
@@ -128,17 +133,23 @@ def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, froze
         ensure_publication(conn, config, info)
         entry = membership(conn, config.publication, info)
         streamed = streamed_columns(conn, config.publication, info)
+        (layout,) = layouts(conn, [info.oid])
         mark = enter_stream(conn).xid
-    return info, streamed, {"mark": mark, "oid": info.oid, "schema_oid": info.schema_oid, "membership": entry}
+    entered = {"oid": info.oid, "schema_oid": info.schema_oid, "membership": entry, "layout": layout.as_dict()}
+    return info, streamed, {"mark": mark, **entered}
 
 
-def names_now(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) -> list[tuple[int | None, str | None]]:
-    """For each table (number, schema, name): the number of the one that has this name now, and its own name now."""
-    from headwater.connectors.postgres import catalogue
+def tables_now(
+    config: PostgresConfig, tables: Sequence[tuple[int, str, str]]
+) -> list[tuple[int | None, str | None, Layout]]:
+    """For each table (number, schema, name): the number of the one that has this name now, its own name and layout."""
+    from headwater.connectors.postgres.catalogue import names_now
     from headwater.connectors.postgres.client import connect
+    from headwater.connectors.postgres.layout import layouts
 
     with connect(config) as conn:
-        return catalogue.names_now(conn, tables)
+        found = zip(names_now(conn, tables), layouts(conn, [oid for oid, _, _ in tables]), strict=True)
+        return [(*names, layout) for names, layout in found]
 
 
 def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False, unreadable: bool = False) -> int:
