@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 import struct
 import threading
@@ -358,7 +359,7 @@ def test_server_can_shut_down_although_not_everything_is_acknowledged(place: Pla
         await asyncio.to_thread(place.server.start)
         await asyncio.to_thread(place.execute, "INSERT INTO a VALUES (3, '')")
         await reader.wait_for(place.current())
-        assert parse_lsn(place.one(CONFIRMED)) == first
+        await asyncio.to_thread(_eventually, lambda: parse_lsn(place.one(CONFIRMED)) == first)
         await reader.stop()
 
     _run(scenario())
@@ -634,6 +635,64 @@ def test_slot_that_somebody_else_has_read_from_is_a_definite_error(place: Place)
     place.execute("INSERT INTO a VALUES (1, '')")
     _eventually(lambda: _quietly_in(place, "SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())"))
     assert _definite_error(place) == "SOURCE_SLOT_AHEAD"
+
+
+def test_server_put_back_to_an_earlier_state_and_written_to_since_is_a_definite_error(
+    place: Place, tmp_path: Path
+) -> None:
+    """Its log is longer than ours by then, and has a transaction of every number that we know."""
+
+    async def follow(count: int) -> None:
+        reader = ReaderProcess(place.config(), place.spool)
+        await reader.start()
+        for _ in range(count):
+            await asyncio.to_thread(place.execute, "INSERT INTO a SELECT coalesce(max(id), 0) + 1, 'ours' FROM a")
+        await reader.wait_for(place.current())
+        reader.ack(reader.position)
+        await asyncio.to_thread(_eventually, lambda: parse_lsn(place.one(CONFIRMED)) >= reader.position)
+        await reader.stop()
+
+    _run(follow(1))
+    place.server.stop()
+    shutil.copytree(place.server.data, tmp_path / "backup", symlinks=True)
+    place.server.start()
+    _run(follow(3))
+    _put_back(place.server, tmp_path / "backup")
+    place.execute(*["INSERT INTO a SELECT max(id) + 1, 'another' FROM a"] * 10)
+    assert place.current() > (SpoolReader(place.spool).durable_lsn() or 0)
+    assert _definite_error(place) == "SOURCE_RESTORED"
+    assert _definite_error(place) == "SOURCE_RESTORED", "the first look has not moved the slot"
+    assert len(_spooled(place.spool)) == 4
+
+
+def _put_back(server: PostgresServer, backup: Path) -> None:
+    server.stop()
+    owner = server.data.stat()
+    shutil.rmtree(server.data)
+    shutil.copytree(backup, server.data, symlinks=True)
+    for path in [server.data, *server.data.rglob("*")]:
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    server.data.chmod(0o700)
+    server.start()
+
+
+def test_what_the_server_sends_again_is_compared_and_not_written_twice(place: Place) -> None:
+    """Nothing was acknowledged, so the server sends everything again; by the stream, and as a backlog."""
+
+    async def follow() -> None:
+        reader = ReaderProcess(place.config(), place.spool)
+        await reader.start()
+        await reader.wait_for(place.current())
+        await reader.stop()
+
+    for number in range(3):
+        place.execute(f"INSERT INTO a VALUES ({number}, 'x')", f"INSERT INTO other VALUES ({number}, 'x')")
+        place.execute("ALTER TABLE a ADD w text" if number == 1 else "SELECT 1")
+        _run(follow())
+    place.execute("INSERT INTO a SELECT i, repeat('y', 1000) FROM generate_series(10, 20000) i")
+    _run(follow())
+    _run(follow())
+    assert [len(messages) for _, messages in _spooled(place.spool)] == [3, 3, 3, 19_993]
 
 
 def test_server_whose_log_ends_before_ours_is_a_definite_error(place: Place) -> None:

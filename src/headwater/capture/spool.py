@@ -36,6 +36,7 @@ __all__ = ["IndexArray", "RelationRecord", "SpoolRange", "SpoolReader", "SpoolWr
 TARGET_FILE_BYTES: Final = 32 << 20  # small enough to free space soon, large enough that files are few
 BUFFER_BYTES: Final = 1 << 20  # frames gathered in memory before a write
 RELATION: Final = ord("R")
+FIRST_FILE: Final = 1
 CACHED_INDEXES: Final = 8  # closed index files kept in memory by a reader; one has at most about 10 MB
 
 
@@ -70,7 +71,7 @@ class SpoolWriter:
 
     def _open_files(self) -> None:
         numbers = fmt.file_numbers(self.directory)
-        self._file = numbers[-1] if numbers else 1
+        self._file = numbers[-1] if numbers else FIRST_FILE
         for orphan in set(fmt.file_numbers(self.directory, "spool")) - set(numbers):
             fmt.data_path(self.directory, orphan).unlink()
         self._open_pair()
@@ -332,6 +333,22 @@ class SpoolReader:
                 found.append(index)
                 left -= int(sizes[-1])
         return np.concatenate(found) if found else np.empty(0, fmt.INDEX_DTYPE), False
+
+    def newest_transactions(self, after_lsn: int, upto_lsn: int) -> tuple[IndexArray, bool]:
+        """Those of (after_lsn, upto_lsn] that are still here, and whether these are all that there were.
+
+        It goes from the newest file backwards: a spool of any length costs no more than what is asked for.
+        """
+        found: list[IndexArray] = []
+        with self._files:
+            numbers = fmt.file_numbers(self.directory)
+            for number in reversed(numbers):
+                index = checked(fmt.read_index(fmt.index_path(self.directory, number)), number)
+                found.insert(0, index[(index["end_lsn"] > after_lsn) & (index["end_lsn"] <= upto_lsn)])
+                if len(index) and int(index["end_lsn"][0]) <= after_lsn:
+                    return np.concatenate(found), True
+        whole = not numbers or numbers[0] == FIRST_FILE
+        return np.concatenate(found) if found else np.empty(0, fmt.INDEX_DTYPE), whole
 
     def _more(self, after_lsn: int, upto_lsn: int) -> bool:
         return next(self._parts(after_lsn, upto_lsn), None) is not None

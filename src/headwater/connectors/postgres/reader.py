@@ -34,6 +34,7 @@ from psycopg import pq
 from headwater.capture.spool import TARGET_FILE_BYTES, SpoolWriter
 from headwater.connectors.postgres import backlog, replication
 from headwater.connectors.postgres.client import main_line, parse_lsn
+from headwater.connectors.postgres.history import History
 from headwater.errors import DefiniteError, HeadwaterError, TransientError
 
 READ_PAUSE_S: Final = 0.005
@@ -233,29 +234,35 @@ class Reader:
     def _connection(self) -> None:
         conn = replication.open_connection(self._config.conninfo, f"headwater {self._config.slot}")
         try:
-            self._begin(conn)
-            self._stream(conn)
+            self._stream(conn, self._begin(conn))
         finally:
             conn.finish()
             if self._writer.in_transaction:
                 self._writer.rollback()
 
-    def _begin(self, conn: pq.abc.PGconn) -> None:
-        """Start the stream where we left off, or where a bulk read of a large backlog ended."""
+    def _begin(self, conn: pq.abc.PGconn) -> History:
+        """Start the stream so that it goes on where we left off, or where a bulk read of a large backlog ended."""
         if replication.in_recovery(conn):
             # It may not have replayed yet what we have. And a newer server would stream on the timeline that ends with
             # its recovery, and go on with the next without a word: what we have would then look like another server's.
             raise TransientError("SOURCE_UNREACHABLE", "the server is in recovery", hint="it is waited for")
-        start, bulk_end = self._prepare(conn)
+        confirmed, bulk_end = self._prepare(conn)
+        history = self._history(confirmed)
         if bulk_end is not None:
-            self._read_backlog(conn, bulk_end)
-            start = self._writer.sync()
-        replication.start_streaming(conn, self._config.slot, self._config.publication, start)
-        self._control.emit("connected", start_lsn=start, server_lsn=self._server_lsn)
+            self._read_backlog(conn, bulk_end, history)
+            # The call has sent again what the stream would: all of it, if it went beyond what we had.
+            history = self._history(self._writer.sync() if history.is_ours else confirmed)
+        replication.start_streaming(conn, self._config.slot, self._config.publication, history.start)
+        self._control.emit("connected", start_lsn=history.have, server_lsn=self._server_lsn)
         self._report()
+        return history
+
+    def _history(self, confirmed: int) -> History:
+        begin = self._config.start_lsn or 0
+        return History.of_spool(self._config.directory, self._writer.sync(), confirmed=confirmed, begin=begin)
 
     def _prepare(self, conn: pq.abc.PGconn) -> tuple[int, int | None]:
-        """Check that this server and slot continue what we have; gives the position to start at, and `bulk_end`."""
+        """Check that this server and slot continue what we have; gives where the slot stands, and `bulk_end`."""
         now = replication.identify(conn)
         self._server_lsn = now["flushed"]
         have = self._writer.durable_lsn if self._writer.durable_lsn is not None else self._config.start_lsn
@@ -266,15 +273,15 @@ class Reader:
         if self._writer.durable_lsn is None:
             self._writer.initialise(have if have is not None else confirmed)
         self._know(conn, now)
-        start = self._writer.sync()
-        return start, backlog.bulk_end(status, start, now["flushed"]) if self._bulk else None
+        have = self._writer.sync()
+        return confirmed, backlog.bulk_end(status, have, now["flushed"]) if self._bulk else None
 
-    def _read_backlog(self, conn: pq.abc.PGconn, upto: int) -> None:
+    def _read_backlog(self, conn: pq.abc.PGconn, upto: int, history: History) -> None:
         """Whatever goes wrong here (rights, room for temporary files, the connection): the next try is the stream."""
         self._bulk = False
         backlog.begin(conn, self._config.slot, self._config.publication, upto)
         self._control.emit("connected", start_lsn=self._writer.durable_lsn, server_lsn=self._server_lsn)
-        assembler = replication.Assembler(self._writer)
+        assembler = replication.Assembler(self._writer, history)
         poll = select.poll()
         poll.register(conn.socket, select.POLLIN)
         poll.register(0, select.POLLIN)
@@ -312,13 +319,14 @@ class Reader:
         self._pulse.publication_oid = content["oid"]
         self._control.emit("publication", **content)
 
-    def _stream(self, conn: pq.abc.PGconn) -> None:
-        assembler = replication.Assembler(self._writer)
+    def _stream(self, conn: pq.abc.PGconn, history: History) -> None:
+        assembler = replication.Assembler(self._writer, history)
         poll = select.poll()
         poll.register(conn.socket, select.POLLIN)
         poll.register(0, select.POLLIN)
         self._last_heard = time.monotonic()
         self._status_due = True
+        was_ours = history.is_ours
         while True:
             ready = poll.poll(1000 * self._pause())
             if any(fd == 0 for fd, _ in ready):
@@ -330,6 +338,8 @@ class Reader:
                 raise replication.result_error(conn.get_result(), conn) from None
             if self._pulse.problem is not None:
                 raise self._pulse.problem
+            if history.is_ours and not was_ours:
+                was_ours = self._status_due = True  # what was held back until now is acknowledged
             now = time.monotonic()
             if count:
                 self._last_heard, self._failures = now, 0
@@ -363,11 +373,12 @@ class Reader:
             raise TransientError("SOURCE_UNREACHABLE", f"no word from the server for {SILENCE_LIMIT_S:.0f} s")
         due = self._status_due or assembler.reply_requested or now - self._last_status >= STATUS_INTERVAL_S
         if due:
+            is_ours = assembler.history.is_ours
             update = replication.status_update(
                 received=assembler.received,
-                acknowledged=self._acknowledged,
+                acknowledged=self._acknowledged if is_ours else 0,  # 0 says nothing
                 now_us=time.time_ns() // 1000,
-                want_reply=quiet > PING_AFTER_S,
+                want_reply=quiet > PING_AFTER_S or not is_ours,
             )
             conn.put_copy_data(update)
             assembler.reply_requested = self._status_due = False

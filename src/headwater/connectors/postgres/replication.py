@@ -9,10 +9,11 @@ pointer, over the same ordered connection. So a keep-alive W that arrives betwee
 transaction whose commit record ends at or before W has been sent before it. Inside a transaction it says nothing new,
 and is not used. It becomes our position only by the `sync` that also makes all transactions before it durable.
 
-Why nothing is doubled or missed on reconnecting. We start at D, the durable position, which is the end of a log record.
-The server sends the transactions whose commit record starts at or after max(D, confirmed flush); `check_slot` refuses a
-slot whose confirmed flush lies after D, since then transactions between the two would be missing without a word. Should
-a transaction with a commit record before D come all the same, it is skipped (its table descriptions are still noted).
+Why nothing is doubled or missed on reconnecting. We have all up to D, the durable position, which is the end of a log
+record. The server sends the transactions whose commit record starts at or after the slot's confirmed flush;
+`check_slot` refuses a slot whose confirmed flush lies after D, since then transactions between the two would be missing
+without a word. A transaction with a commit record before D is compared with what we have (`history.py`) and skipped
+(its table descriptions are still noted).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from psycopg import pq
 
 from headwater.capture.spool import RELATION, SpoolWriter
 from headwater.connectors.postgres.client import classify, format_lsn, main_line, parse_lsn
+from headwater.connectors.postgres.history import ANEW, History, restored
 from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
 
 PG_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01 in Unix microseconds
@@ -45,7 +47,6 @@ _HEADER: Final = 25  # of an XLogData message: 'w', start, end, time
 # all other cases it asks at most twice per wal_sender_timeout.
 SHUTDOWN_REQUESTS: Final = 10
 SHUTDOWN_WINDOW_S: Final = 3.0
-ANEW: Final = "all tables of the source are copied anew by themselves"  # what the engine does (`SourceRuntime.heal`)
 
 
 class Place(Enum):
@@ -60,9 +61,11 @@ class Place(Enum):
 class Assembler:
     """Turns copy messages of the walsender into whole transactions of the spool."""
 
-    def __init__(self, writer: SpoolWriter) -> None:
+    def __init__(self, writer: SpoolWriter, history: History) -> None:
         self._writer = writer
+        self.history = history
         self._place = Place.OUTSIDE
+        self._has_rows = False  # a transaction that is skipped
         self._held: list[tuple[int, memoryview]] = []
         self._xid = 0
         self._have = writer.durable_lsn or 0
@@ -125,6 +128,7 @@ class Assembler:
             raise TransientError("SOURCE_UNREACHABLE", "the server is shutting down")
 
     def _advance(self, lsn: int) -> None:
+        self.history.reached(lsn)
         if lsn > self._writer.written_lsn:
             self._writer.advance(lsn)
         self.received = max(self.received, lsn)
@@ -139,6 +143,7 @@ class Assembler:
             # A logical message outside of transactions: it was decoded after all that ended before it.
             self._advance(lsn)
         elif self._place is Place.SKIPPING:
+            self._has_rows |= kind not in (_MESSAGE, _ORIGIN)
             if kind in (RELATION, TYPE):
                 self._writer.describe(kind, _U32.unpack_from(message, 1)[0], lsn, bytes(message))
         elif kind == _MESSAGE:
@@ -154,8 +159,9 @@ class Assembler:
         final_lsn, _, self._xid = _BEGIN_BODY.unpack_from(message, 1)
         # Both are ends or starts of log records: a commit record that starts before D also ends there at the latest.
         if final_lsn < self._have:
-            self._place = Place.SKIPPING
+            self._place, self._has_rows = Place.SKIPPING, False
         else:
+            self.history.reached(final_lsn)
             self._place = Place.HELD
             self._held = [(lsn, message)]
 
@@ -179,7 +185,9 @@ class Assembler:
             self.received = end_lsn
         elif place is Place.HELD:
             self._advance(end_lsn)
-        elif place is Place.OUTSIDE or end_lsn > self._have:
+        elif place is Place.SKIPPING and self._has_rows:
+            self.history.sent_again(end_lsn, self._xid, commit_time + PG_EPOCH_US)
+        elif place is Place.OUTSIDE:
             raise DefiniteError("SOURCE_PROTOCOL", "a commit does not match its begin")
 
 
@@ -308,16 +316,16 @@ def check_identity(
 ) -> None:
     """Refuse a server whose log is not the continuation of what we have."""
     if known is not None and known["system_id"] != now["system_id"]:
-        raise _restored("the server is another cluster than before")
+        raise restored("the server is another cluster than before")
     if have_lsn is None:
         return
     if now["flushed"] < have_lsn:
-        raise _restored(f"the server's log ends at {format_lsn(now['flushed'])}, before our {format_lsn(have_lsn)}")
+        raise restored(f"the server's log ends at {format_lsn(now['flushed'])}, before our {format_lsn(have_lsn)}")
     if known is None or known["timeline"] == now["timeline"]:
         return
     fork = _fork_point(conn, known["timeline"], now["timeline"])
     if fork is None or fork < have_lsn:
-        raise _restored(f"the server's timeline {now['timeline']} left ours before {format_lsn(have_lsn)}")
+        raise restored(f"the server's timeline {now['timeline']} left ours before {format_lsn(have_lsn)}")
 
 
 def check_transactions(conn: pq.abc.PGconn, last_xid: int | None) -> None:
@@ -332,7 +340,7 @@ def check_transactions(conn: pq.abc.PGconn, last_xid: int | None) -> None:
     result = conn.exec_(f"SELECT pg_xact_status('{xid}'::xid8)".encode())
     unknown = _field(result, pq.DiagnosticField.SQLSTATE) == "22023"  # it is in the future
     if unknown or (result.status == pq.ExecStatus.TUPLES_OK and _text(result.get_value(0, 0)) == "aborted"):
-        raise _restored("the server does not have the last transaction that we have")
+        raise restored("the server does not have the last transaction that we have")
 
 
 def _fork_point(conn: pq.abc.PGconn, ours: int, theirs: int) -> int | None:
@@ -380,11 +388,6 @@ def check_publication(publication: str, found: str | None, known_oid: int | None
     if known_oid is not None and content["oid"] != known_oid:
         raise SourceError("SOURCE_PUBLICATION_LOST", f"publication {publication} was dropped and made again", hint=hint)
     return content
-
-
-def _restored(message: str) -> SourceError:
-    hint = f"it was restored from a backup or failed over with loss; {ANEW}"
-    return SourceError("SOURCE_RESTORED", message, hint=hint)
 
 
 def stream_options(publication: str) -> tuple[tuple[str, str], ...]:
