@@ -28,7 +28,6 @@ from headwater.spark.toast import (
     Overtaken,
     Patch,
     read_again,
-    row_text,
     unknown_value,
 )
 from headwater.storage.files import DataDir
@@ -312,7 +311,7 @@ class _OneTable:
             [*self.table.schema.key, *filling.names],
         )
         patches = [(self._seen_by(p.snapshot, filling.xids), self._patch_rows(p, filling)) for p in self.table.patches]
-        return filling.filled(self._by_key(found, filling.names), patches)
+        return filling.filled(found, patches)
 
     def _widths(self, names: Iterable[str]) -> dict[str, float]:
         """How many bytes a value of these columns has, on average, in what we hold."""
@@ -329,14 +328,9 @@ class _OneTable:
             parts.append(Events(rows, before, changes.unchanged, np.ones(rows.num_rows, bool)))
         return Events.joined(parts) if parts else None
 
-    def _by_key(self, rows: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
-        texts = row_text(rows, self.table.schema.key).to_pylist() if rows.num_rows else []
-        columns = [rows.column(n).to_pylist() for n in names]
-        return {text: [column[i] for column in columns] for i, text in enumerate(texts)}
-
-    def _patch_rows(self, patch: Patch, filling: Filling) -> dict[str, list[Any]]:
+    def _patch_rows(self, patch: Patch, filling: Filling) -> pa.Table:
         names = [*self.table.schema.key, *filling.names]
-        return self._by_key(read_segments(self.job.data_dir, self.table.schema, [patch.path], names), filling.names)
+        return read_segments(self.job.data_dir, self.table.schema, [patch.path], names)
 
     def _seen_by(self, snapshot: str, xids: Any) -> Any:
         from headwater.connectors.postgres.planner import visible
