@@ -39,6 +39,12 @@ def test_csv_quotes_what_it_must_and_leaves_null_empty(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == 'id,v\n1,"a ""b"""\n2,\n3,"[1, {""x"": true}]"\n'
 
 
+def test_csv_tells_null_from_an_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"a": None, "b": ""}, {"a": "", "b": None}, {"a": "NULL", "b": "x\ny"}, {"a": " ", "b": False}]
+    print_result({"columns": ["a", "b"], "rows": rows}, "csv")
+    assert capsys.readouterr().out == 'a,b\n,""\n"",\nNULL,"x\ny"\n ,false\n'
+
+
 def test_a_table_lines_up_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     print_result({"columns": ["id"], "rows": [{"id": 10}]}, "table")
     assert capsys.readouterr().out == "id\n--\n10\n(1 row)\n"
