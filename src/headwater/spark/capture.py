@@ -13,7 +13,7 @@ from headwater.backfill.cdc.mark import Ranges, mark_cdc_chunk
 from headwater.capture.spool import SpoolReader
 from headwater.capture.spool_format import SpoolRange
 from headwater.connectors.postgres.columns import decode_column
-from headwater.connectors.postgres.pgoutput import Changes
+from headwater.connectors.postgres.pgoutput import COMMIT_END_LSN, ORDER, XID, Changes
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.schema import OP, OP_UPSERT, SEQ, Schema
@@ -263,12 +263,12 @@ class _OneTable:
         else:
             changes = batch.changes()
         rows, before = pa.Table.from_batches([changes.rows]), pa.Table.from_batches([changes.before])
-        order = rows.column("_order").to_numpy() + base
-        commit_end = rows.column("_commit_end_lsn").to_numpy()
-        seen = self._seen(rows.column("_xid").to_numpy())
+        order = rows.column(ORDER).to_numpy() + base
+        commit_end = rows.column(COMMIT_END_LSN).to_numpy()
+        seen = self._seen(rows.column(XID).to_numpy())
         passes = mark_cdc_chunk(self._keys(rows), commit_end, self._ranges(), seen) & (order > truncated_at)
         keep = pa.array(np.flatnonzero(passes))
-        rows = rows.set_column(rows.schema.get_field_index("_order"), "_order", pa.array(order)).take(keep)
+        rows = rows.set_column(rows.schema.get_field_index(ORDER), ORDER, pa.array(order)).take(keep)
         unchanged = {name: mask[passes] for name, mask in changes.unchanged.items() if mask[passes].any()}
         if self.table.schema.multiset:
             return Events(rows, rows, {}, np.ones(rows.num_rows, bool))

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.connectors.postgres.client import PostgresConfig
+from headwater.connectors.postgres.pgoutput import XID
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import DefiniteError
 from headwater.model.schema import OP, OP_DELETE
@@ -152,7 +153,7 @@ class Filling:
         self.keys = everything.rows.select(list(key)).take(take)
         self.now: list[str] = now.take(take).to_pylist()
         self.was: list[str] = was.take(take).to_pylist()
-        self.xids = everything.rows.column("_xid").to_numpy()[self.index]
+        self.xids = everything.rows.column(XID).to_numpy()[self.index]
         self.known = everything.known[self.index].tolist()
         self.is_delete = (everything.rows.column(OP).to_numpy()[self.index] == OP_DELETE).tolist()
         self.masks = [everything.unchanged[n][self.index].tolist() for n in self.names]

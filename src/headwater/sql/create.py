@@ -9,7 +9,7 @@ import sqlglot
 from sqlglot import exp
 
 from headwater.errors import UsageError
-from headwater.model.schema import Column
+from headwater.model.schema import Column, is_reserved, why_reserved
 from headwater.sql import statements as s
 from headwater.sql.cursor import Cursor
 from headwater.sql.reading import parse_query
@@ -175,8 +175,10 @@ def checked(columns: list[Column], key: list[str]) -> tuple[tuple[Column, ...], 
         raise UsageError("DUPLICATE_COLUMN", f"column {twice} is named twice")
     by_name = {c.name.lower(): c.name for c in columns}
     for column in columns:
-        if column.name.startswith("_"):
-            raise UsageError("RESERVED_NAME", f"column {column.name}: names with a leading _ are Headwater's own")
+        if is_reserved(column.name):
+            raise UsageError(
+                "RESERVED_NAME", why_reserved(column.name), hint="give it another name; docs/sql.md has ours"
+            )
     missing = [k for k in key if k.lower() not in by_name]
     if missing:
         raise UsageError("UNKNOWN_COLUMN", f"primary key column {missing[0]} is not among the columns")

@@ -21,7 +21,7 @@ def as_events(events: list[Event], known: list[bool] | None = None) -> Events:
             "k": pa.array([e[1] for e in events], pa.string()),
             "v": pa.array([e[3] for e in events], pa.string()),
             "_op": pa.array([e[0] for e in events], pa.int8()),
-            "_xid": pa.array(range(len(events)), pa.int64()),
+            "_hw_xid": pa.array(range(len(events)), pa.int64()),
         }
     )
     before = pa.table({"k": pa.array([e[2] for e in events], pa.string())})

@@ -179,7 +179,7 @@ def test_explain_holds_the_statement_behind_it() -> None:
         ("CREATE TABLE t (id INT PRIMARY KEY, v INT PRIMARY KEY)", "SQL_SYNTAX"),
         ("CREATE TABLE t (PRIMARY KEY (id), id INT, v INT PRIMARY KEY)", "SQL_SYNTAX"),
         ("CREATE TABLE t (id INT, PRIMARY KEY (id, ID))", "DUPLICATE_COLUMN"),
-        ("CREATE TABLE t (_id INT)", "RESERVED_NAME"),
+        ("CREATE TABLE t (_OP INT)", "RESERVED_NAME"),
         ("CREATE TABLE t (id MAP<STRING, INT> PRIMARY KEY)", "KEY_TYPE"),
         ("CREATE TABLE t (id INT DEFAULT 3)", "UNSUPPORTED_COLUMN"),
         ("CREATE TABLE t (id JSONB)", "UNKNOWN_TYPE"),
