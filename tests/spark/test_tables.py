@@ -116,8 +116,10 @@ def test_dates_that_python_does_not_have_can_be_written_as_values(engine: Engine
     assert rows == [{"id": 1, **spelt, "a": None, "e": None}, {"id": 2, **spelt, **nested}]
 
 
-def test_two_result_columns_of_one_name_stay_two(engine: EngineProcess) -> None:
+def test_two_result_columns_of_one_name_stay_two(engine: EngineProcess, name: str) -> None:
     assert engine.sql("SELECT 1 AS x, 2 AS x") == [{"x": 1, "x_2": 2}]
+    engine.sql(f"CREATE TABLE {name} (a INT PRIMARY KEY, b INT); INSERT INTO {name} SELECT 1 AS x, 2 AS x")
+    assert engine.sql(f"SELECT * FROM {name}") == [{"a": 1, "b": 2}]
 
 
 def test_cli_prints_one_json_array_a_query_and_nothing_for_other_statements(engine: EngineProcess, name: str) -> None:

@@ -151,8 +151,9 @@ def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence
         frame = spark.sql(f"SELECT * FROM {source}")
         if len(frame.columns) != len(columns):
             raise UsageError("COLUMN_COUNT", f"{len(frame.columns)} values for {len(columns)} columns")
-        for name, column in zip(frame.columns, columns, strict=True):
-            outputs.append(_whole_number(F.col(quoted(name)).cast(column.type), column.type).alias(column.name))
+        frame = frame.toDF(*[f"_c{i}" for i in range(len(columns))])  # two may have one name
+        for i, column in enumerate(columns):
+            outputs.append(_whole_number(F.col(f"_c{i}").cast(column.type), column.type).alias(column.name))
         chosen = frame.select(*outputs)
         if any("<" in c.type and re.search("DATE|TIMESTAMP", c.type, re.IGNORECASE) for c in columns):
             # Inside of arrays and structs they come as they are only through Arrow, at the price of a job.
