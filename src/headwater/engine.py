@@ -403,6 +403,8 @@ class EngineCore:
         return status_of(self)
 
     def metrics(self) -> bytes:
+        for row in self.delivery.log_store_rows():
+            self.counters.log_store_backlog(row["sink"], row["backlog_rows"])
         return self.counters.render()
 
     def healthy(self) -> bool:

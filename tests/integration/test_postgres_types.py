@@ -409,10 +409,10 @@ def test_update_of_the_key_is_a_delete_of_the_old_and_an_insert_of_the_new(sourc
     assert rows["_op"] == [1, 1, 2, 1, 2]
     assert rows["id"] == [1, 1, 1, 5, 5]
     assert rows["n"] == [1, 2, None, 2, None]
-    assert rows["_order"] == sorted(set(rows["_order"]))
+    assert rows["_hw_order"] == sorted(set(rows["_hw_order"]))
     assert changes.unchanged["big"].tolist() == [False, True, False, True, False]
     assert changes.before.to_pydict() == {"id": [1, 1, 1, 1, 5]}
-    assert len(set(rows["_commit_end_lsn"])) == len(set(rows["_xid"])) == 4
+    assert len(set(rows["_hw_commit_end_lsn"])) == len(set(rows["_hw_xid"])) == 4
 
 
 def test_full_identity_fills_unchanged_values_and_a_table_without_key_has_its_old_rows(source: Source) -> None:

@@ -103,6 +103,7 @@ def test_small_epochs_are_delivered_together_and_a_limit_of_zero_pauses(
     for i in range(4):
         engine.sql(f"INSERT INTO k VALUES ({2000 + i}, 'x', 1); FLUSH")
     assert log_store(engine, "limited")["backlog_epochs"] >= 4
+    assert 'headwater_log_store_backlog_rows{sink="limited"} 4.0' in engine.http.get("/metrics").text
     waiting = "SELECT waiting_for AS w FROM hw_catalog.hw_progress WHERE name = 'limited'"
     eventually(lambda: engine.sql(waiting) == [{"w": "the rate limit is 0"}], "it is not said what the sink waits for")
     assert len(ids(target, "limited")) == 30

@@ -25,8 +25,8 @@ def arrivals(events: Events) -> pa.Table:
         {
             "v": pa.array([v if sign > 0 else None for sign, v in events], pa.string()),
             ROW_ID: pa.array([v * 4 for _, v in events], pa.string()),
-            "_sign": pa.array([s for s, _ in events], pa.int64()),
-            "_order": pa.array(range(len(events)), pa.int64()),
+            "_hw_sign": pa.array([s for s, _ in events], pa.int64()),
+            "_hw_order": pa.array(range(len(events)), pa.int64()),
         }
     )
 

@@ -281,7 +281,7 @@ def test_events_equal_their_twin(transactions: list[list[Event]], oid: int) -> N
     batch = decode_events(buf, RELATIONS[oid], PLANS)
     changes = batch.changes()
     got = [
-        (row["_op"], row["k"], UNSENT if unsent else row["v"], row["_xid"], row["_commit_end_lsn"], before)
+        (row["_op"], row["k"], UNSENT if unsent else row["v"], row["_hw_xid"], row["_hw_commit_end_lsn"], before)
         for row, unsent, before in zip(
             changes.rows.to_pylist(), changes.unchanged["v"], changes.before.column("k").to_pylist(), strict=True
         )
@@ -299,7 +299,7 @@ def test_events_equal_their_twin(transactions: list[list[Event]], oid: int) -> N
                 want.append((1, e.key, None if e.op == "I" and e.value == UNSENT else e.value, *at, was))
     assert got == want
     assert len(batch.truncates.order) == truncates
-    order = changes.rows.column("_order").to_pylist()
+    order = changes.rows.column("_hw_order").to_pylist()
     assert order == sorted(set(order))
 
 

@@ -162,3 +162,16 @@ def test_a_key_that_is_null_is_merged_like_any_other(spark: Any, target: Target)
     assert sorted(target.rows(False), key=str) == [(1, "b", None), (None, "c", None)]
     loop.deliver(2, 3, lambda: spark.createDataFrame([(None, None, None, 2)], DDL))
     assert target.rows(False) == [(1, "b", None)]
+
+
+def test_a_column_may_be_called_as_sparks_own_metadata(spark: Any, target: Target) -> None:
+    columns = (Column("_id", "BIGINT"), Column("_metadata", "STRING"), Column("_file", "INT"))
+    sink = target.open(1, columns=columns, key=("_id",))
+    sink.validate(columns, ("_id",))
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    ddl = "_id BIGINT, _metadata STRING, _file INT, _op TINYINT"
+    loop.deliver(0, 1, lambda: spark.createDataFrame([(1, "a", 1, 1), (2, "b", 2, 1)], ddl))
+    loop.deliver(1, 2, lambda: spark.createDataFrame([(2, "c", 3, 1)], ddl))
+    read = spark.read.parquet(*[f.url for f in sink.files(sink.load(), {})])
+    assert sorted(tuple(r) for r in read.select("_id", "_metadata", "_file").collect()) == [(1, "a", 1), (2, "c", 3)]

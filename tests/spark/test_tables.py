@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from engine_process import EngineProcess, SqlError, headwater, running
+from engine_process import EngineProcess, SqlError, headwater, running, wait_until
+from headwater.connectors.files.sink import read_table
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count(1)
@@ -104,8 +105,21 @@ def test_nan_and_infinities_are_strings_and_nulls_are_null(engine: EngineProcess
     ]
 
 
-def test_two_result_columns_of_one_name_stay_two(engine: EngineProcess) -> None:
+def test_dates_that_python_does_not_have_can_be_written_as_values(engine: EngineProcess, name: str) -> None:
+    engine.sql(f"CREATE TABLE {name} (id INT PRIMARY KEY, d DATE, n TIMESTAMP_NTZ, a ARRAY<TIMESTAMP>, e ARRAY<DATE>)")
+    far = "DATE'-0043-03-15', TIMESTAMP_NTZ'+12024-03-15 00:00:00', array(TIMESTAMP'+12024-03-15 00:00:00')"
+    engine.sql(f"INSERT INTO {name} (id, d, n) VALUES (1, DATE'-0043-03-15', TIMESTAMP_NTZ'+12024-03-15 00:00:00')")
+    engine.sql(f"INSERT INTO {name} VALUES (2, {far}, array(DATE'-0043-03-15', NULL))")
+    spelt = {"d": "0044-03-15 BC", "n": "12024-03-15T00:00:00.000000"}
+    nested = {"a": ["12024-03-15T00:00:00.000000Z"], "e": ["0044-03-15 BC", None]}
+    rows = engine.sql(f"SELECT * FROM {name} ORDER BY id")
+    assert rows == [{"id": 1, **spelt, "a": None, "e": None}, {"id": 2, **spelt, **nested}]
+
+
+def test_two_result_columns_of_one_name_stay_two(engine: EngineProcess, name: str) -> None:
     assert engine.sql("SELECT 1 AS x, 2 AS x") == [{"x": 1, "x_2": 2}]
+    engine.sql(f"CREATE TABLE {name} (a INT PRIMARY KEY, b INT); INSERT INTO {name} SELECT 1 AS x, 2 AS x")
+    assert engine.sql(f"SELECT * FROM {name}") == [{"a": 1, "b": 2}]
 
 
 def test_cli_prints_one_json_array_a_query_and_nothing_for_other_statements(engine: EngineProcess, name: str) -> None:
@@ -153,6 +167,27 @@ def test_names_that_need_quotes_work_in_every_statement(engine: EngineProcess, n
     engine.sql(f"UPDATE {table} SET `from` = concat(`from`, '!') WHERE `a b` = 1; DELETE FROM {table} WHERE `a b` = 2")
     assert engine.sql(f"SELECT t.`from` FROM {table} t WHERE t.`a b` = 1") == [{"from": "x!"}]
     engine.sql(f"DROP TABLE {table}")
+
+
+def test_names_may_begin_with_an_underscore(engine: EngineProcess, name: str, tmp_path: Path) -> None:
+    table, view = f"_{name}", f"_v_{name}"
+    columns = "_old__id INT, _epoch INT, _at INT, _row INT, _new INT, _was INT, _metadata INT, _v STRING"
+    engine.sql(f"CREATE TABLE {table} (_id INT PRIMARY KEY, {columns}); FLUSH")
+    engine.sql(f"CREATE MATERIALIZED VIEW {view} AS SELECT _v, sum(_at) AS _n FROM {table} GROUP BY _v; WAIT")
+    engine.sql(f"CREATE SINK _s_{name} FROM {table} WITH (connector='files', path='{tmp_path}', primary_key='_row')")
+    before = engine.epoch()
+    engine.sql(f"INSERT INTO {table} VALUES (1, 2, 3, 4, 5, 6, 7, 8, 'x'), (2, 2, 3, 4, 6, 6, 7, 8, 'y'); FLUSH")
+    engine.sql(
+        f"UPDATE {table} SET _id = _id + 10, _epoch = 0 WHERE _v = 'x'; DELETE FROM {table} WHERE _id = 2; FLUSH"
+    )
+    row = {"_id": 11, "_old__id": 2, "_epoch": 0, "_at": 4, "_row": 5, "_new": 6, "_was": 7, "_metadata": 8, "_v": "x"}
+    assert engine.sql(f"SELECT * FROM {table}") == [row]
+    assert engine.sql(f"SELECT * FROM {view}") == [{"_v": "x", "_n": 4}]
+    changes = engine.sql(f"SELECT * FROM table_changes('{table}', {before}, {engine.epoch()})")
+    kept = [(c["_id"], c["_epoch"], c["_change_type"]) for c in changes]
+    assert sorted(kept) == [(1, 3, "delete"), (1, 3, "insert"), (2, 3, "delete"), (2, 3, "insert"), (11, 0, "insert")]
+    wait_until(lambda: read_table(tmp_path).to_pylist() == [row])
+    engine.sql(f"DROP TABLE {table} CASCADE")
 
 
 def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str, tmp_path: Path) -> None:
@@ -204,13 +239,13 @@ def test_names_may_hold_dots_and_backquotes(engine: EngineProcess, name: str, tm
         ("SELECT 1 / 0", "QUERY_FAILED"),
         ("CREATE TABLE {t} (id INT)", "ALREADY_EXISTS"),
         ("CREATE TABLE other (a INT, A INT)", "DUPLICATE_COLUMN"),
-        ("CREATE TABLE other (_a INT)", "RESERVED_NAME"),
+        ("CREATE TABLE other (_hw_a INT)", "RESERVED_NAME"),
         ("CREATE TABLE other (a INT PRIMARY KEY, b INT, PRIMARY KEY (b))", "SQL_SYNTAX"),
         ("CREATE TABLE other (a ARRAY<INT> PRIMARY KEY)", "KEY_TYPE"),
         ("CREATE TABLE other (a INT) WITH (nosuch = '1')", "UNKNOWN_OPTION"),
         ("CREATE TABLE other (a DECIMAL(5, 7))", "UNKNOWN_TYPE"),
         ("CREATE TABLE other AS SELECT id, id FROM {t}", "DUPLICATE_COLUMN"),
-        ("CREATE TABLE other AS SELECT id AS _id FROM {t}", "RESERVED_NAME"),
+        ("CREATE TABLE other AS SELECT id AS _seq FROM {t}", "RESERVED_NAME"),
         ("CREATE TABLE other AS SELECT id, NULL AS n FROM {t}", "UNKNOWN_TYPE"),
         ("CREATE TABLE other AS SELECT 1 / (id - id) AS x FROM {t}", "QUERY_FAILED"),
         ("UPDATE {t} SET v = 'a', v = 'b'", "DUPLICATE_COLUMN"),

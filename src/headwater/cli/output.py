@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 # Legal in JSON, and the end of a line for some readers (Python's splitlines); control characters are escaped anyway.
 _ALSO_LINE_ENDS: Final = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+_QUOTED_IN_CSV: Final = re.compile(r'[,"\r\n]')
 
 
 def print_result(result: dict[str, Any], form: str) -> None:
@@ -19,12 +20,20 @@ def print_result(result: dict[str, Any], form: str) -> None:
             text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
             sys.stdout.write(text.translate(_ALSO_LINE_ENDS) + "\n")
         case "csv":
-            writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows([_cell(row.get(c)) for c in columns] for row in rows)
+            for line in (columns, *([row.get(c) for c in columns] for row in rows)):
+                sys.stdout.write(_csv_line(line))
         case _:
             _print_table(columns, rows)
     sys.stdout.flush()
+
+
+def _csv_line(values: Iterable[Any]) -> str:
+    """As Postgres' COPY writes it: NULL is nothing, an empty text is `""`."""
+    return ",".join("" if v is None else _csv_field(str(_cell(v))) for v in values) + "\n"
+
+
+def _csv_field(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if not text or _QUOTED_IN_CSV.search(text) else text
 
 
 def _cell(value: Any) -> Any:
@@ -32,7 +41,7 @@ def _cell(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
-    return "" if value is None else value
+    return value
 
 
 def _shown(value: Any) -> str:

@@ -324,7 +324,7 @@ def _examples(tables: Sequence[tuple[str, FoundTable]]) -> list[str]:
 def _our_name(external: str, taken: set[str]) -> str:
     """`orders` for public.orders, `schema_table` for others, `shop` for a database; a number behind what is taken."""
     plain = external.replace('"', "").removeprefix("public.").replace(".", "_")
-    plain = plain.lstrip("_") or "t"
+    plain = plain or "t"
     name, number = plain, 1
     while name.lower() in {t.strip("`").lower() for t in taken}:
         number += 1

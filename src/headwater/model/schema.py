@@ -15,6 +15,20 @@ SEQ: Final = "_seq"
 OP_UPSERT: Final = 1
 OP_DELETE: Final = 2
 SEGMENT_COLUMNS: Final = (VNODE, OP, SEQ)
+CHANGE_NAMES: Final = ("_change_type", "_commit_version", "_commit_timestamp")  # beside the columns in a change log
+VIEW_COLUMNS: Final = (VIEW_KEY, "_part", "_count")  # hidden ones of views, beside the accumulators
+RESERVED: Final = frozenset({ROW_ID, ROW_NO, *VIEW_COLUMNS, *SEGMENT_COLUMNS, *CHANGE_NAMES})
+# Accumulators of views, and whatever else stands beside a table's columns for a moment.
+RESERVED_PREFIXES: Final = ("_acc_", "_hw_")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a column cannot have this name, because one of ours stands beside it; upper and lower case are one."""
+    return name.lower() in RESERVED or name.lower().startswith(RESERVED_PREFIXES)
+
+
+def why_reserved(name: str) -> str:
+    return f"column {name}: a hidden column of Headwater's own has this name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from headwater.connectors.postgres.client import SCHEMA_CHANGES, PostgresConfig,
 from headwater.connectors.postgres.slots import streamed_columns
 from headwater.connectors.postgres.types import NUMERIC_OID, ColumnPlan, TypeOptions, column_plan
 from headwater.errors import UsageError
-from headwater.model.schema import Schema
+from headwater.model.schema import Schema, is_reserved, why_reserved
 from headwater.runtime.shape import TableShape, sent_columns, shape_of
 from headwater.sql import statements as s
 
@@ -90,10 +90,10 @@ def _check_names(schema: Schema) -> None:
                 f"columns {other} and {column.name} have the same name here: upper and lower case do not count",
                 hint="list the columns with one of them only, or rename one on the source",
             )
-        if column.name.startswith("_"):
+        if is_reserved(column.name):
             raise UsageError(
                 "RESERVED_NAME",
-                f"column {column.name}: names with a leading _ are Headwater's own",
+                why_reserved(column.name),
                 hint="list the other columns, or rename it on the source",
             )
     for column in schema.key_columns:

@@ -130,7 +130,7 @@ class Commands:
         """Whether the object is there already; UsageError unless that is fine."""
         job = self.core.registry.get(name)
         if job is None:
-            if name.startswith("_") or name.lower() in ("hw_catalog", "hw_target"):
+            if name.lower() in ("hw_catalog", "hw_target") or name.lower().startswith("hw_bound_"):
                 raise UsageError("RESERVED_NAME", f"{name} is a name of Headwater's own")
             return False
         if if_not_exists:
@@ -328,7 +328,8 @@ class Commands:
                 rows = await verify(self.core, statement.name, repair=statement.repair)
                 columns = ["split_id", "left", "right", "rows", "source_rows", "equal"]
                 columns += ["repaired"] * statement.repair
-                return Result(columns, rows, self.core.meta.committed_epoch())
+                shown = [{name: row[name] for name in columns} for row in rows]
+                return Result(columns, shown, self.core.meta.committed_epoch())
         return None
 
     async def flush(self) -> int:

@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import decimal
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from headwater.errors import UsageError
 from headwater.model.schema import Schema, quoted
 from headwater.model.vnode import vnodes_of_values
 from headwater.runtime.registry import schema_of
-from headwater.sink.encode import date_text, flat, plain_text, timestamp_text
+from headwater.sink.encode import date_text, flat, timestamp_text
 from headwater.sql.binding import TableRef, bind
 from headwater.storage.checkpoint import JobRow
 
@@ -216,9 +217,10 @@ def json_rows(frame: Any, names: list[str]) -> list[dict[str, Any]]:
 
 
 def _needs_arrow(frame: Any) -> bool:
-    """Collected as rows, instants pass through the local time zone, and far dates do not fit into Python's."""
+    """Collected as rows, instants pass through the local time zone, far dates do not fit into Python's, and a FLOAT
+    is a number of twice its digits."""
     kinds = frame.schema.simpleString()
-    return "timestamp" in kinds or ":date" in kinds or "<date" in kinds
+    return any(kind in kinds for kind in ("timestamp", ":date", "<date", ":float", "<float"))
 
 
 def unique_names(names: Iterable[str]) -> list[str]:
@@ -241,8 +243,10 @@ def json_column(array: Any) -> list[Any]:
         return list(timestamp_text(array).to_pylist())
     if pa.types.is_date(kind):
         return list(date_text(array).to_pylist())
+    if pa.types.is_float32(kind):  # with as many digits as it has
+        return [json_value(None if text is None else float(text)) for text in array.cast(pa.string()).to_pylist()]
     if pa.types.is_map(kind):
-        keys, items = plain_text(array.keys).to_pylist(), json_column(array.items)
+        keys, items = [_json_key(k) for k in json_column(array.keys)], json_column(array.items)
         return _cut(array, [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in _bounds(array)])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         values = json_column(array.values)
@@ -279,12 +283,17 @@ def json_value(value: Any) -> Any:
         case bytes() | bytearray() | memoryview():
             return base64.b64encode(bytes(value)).decode()
         case dict():
-            return {str(k): json_value(v) for k, v in value.items()}
+            return {_json_key(json_value(k)): json_value(v) for k, v in value.items()}
         case _ if hasattr(value, "asDict"):
             return {k: json_value(v) for k, v in value.asDict().items()}
         case list() | tuple():
             return [json_value(v) for v in value]
     return str(value)
+
+
+def _json_key(value: Any) -> str:
+    """A map's key as the name in an object: a text as it is, others as the text of their JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _timestamp(value: dt.datetime) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.types import ColumnPlan, TypeOptions, column_plan
 from headwater.errors import SourceError
-from headwater.model.schema import Column, Schema, multiset
+from headwater.model.schema import Column, Schema, is_reserved, multiset
 
 # From → to: every value of the first is one of the second, and a file that has the first is read as the second.
 _WIDER: Final = {("SMALLINT", "INT"), ("SMALLINT", "BIGINT"), ("INT", "BIGINT"), ("FLOAT", "DOUBLE")}
@@ -85,11 +85,11 @@ def evolved(
         elif used or policy != "evolve":
             plans.append(replace(old, absent=True))
     taken = {p.name for p in shape.plans}
-    new = [n for n in sent if n not in taken and n not in shape.left_out and not n.startswith("_")]
+    new = [n for n in sent if n not in taken and n not in shape.left_out and not is_reserved(n)]
     if shape.star and policy != "ignore":
         _check_case(info, [p.name for p in plans], new)
         plans += [column_plan(present[n], types) for n in new]
-        left_out = [*not_sent, *(n for n in sent if n in shape.left_out or n.startswith("_"))]
+        left_out = [*not_sent, *(n for n in sent if n in shape.left_out or is_reserved(n))]
     else:  # a list is a list: what is not in it concerns nobody
         left_out = [n for n in present if n not in taken] if shape.star else []
     return shape_of(info, plans, left_out, star=shape.star)

@@ -248,13 +248,13 @@ class Writes:
         where: exp.Expression | None,
         table_id: int,
     ) -> tuple[exp.Expression, str, int]:
-        """`SELECT old key AS _old_…, new values FROM table WHERE …` over all columns, hidden ones included."""
+        """`SELECT old key AS _hw_old_…, new values FROM table WHERE …` over all columns, hidden ones included."""
         outputs: list[Any] = []
         for column in schema.columns:
             value = changes.get(column.name) or exp.column(column.name, quoted=True)
             outputs.append(exp.alias_(exp.cast(value.copy(), column.type, dialect="spark"), column.name, quoted=True))
         for name in schema.key:
-            outputs.append(exp.alias_(exp.column(name, quoted=True), f"_old_{name}", quoted=True))
+            outputs.append(exp.alias_(exp.column(name, quoted=True), f"_hw_old_{name}", quoted=True))
         named = exp.TableAlias(this=exp.to_identifier(alias, quoted=True))
         query = exp.select(*outputs).from_(exp.Table(this=exp.to_identifier(TARGET), alias=named))
         if where is not None:

@@ -13,7 +13,7 @@ from headwater.backfill.cdc.mark import Ranges, mark_cdc_chunk
 from headwater.capture.spool import SpoolReader
 from headwater.capture.spool_format import SpoolRange
 from headwater.connectors.postgres.columns import decode_column
-from headwater.connectors.postgres.pgoutput import Changes
+from headwater.connectors.postgres.pgoutput import COMMIT_END_LSN, ORDER, XID, Changes
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.schema import OP, OP_UPSERT, SEQ, Schema
@@ -28,7 +28,6 @@ from headwater.spark.toast import (
     Overtaken,
     Patch,
     read_again,
-    row_text,
     unknown_value,
 )
 from headwater.storage.files import DataDir
@@ -264,12 +263,12 @@ class _OneTable:
         else:
             changes = batch.changes()
         rows, before = pa.Table.from_batches([changes.rows]), pa.Table.from_batches([changes.before])
-        order = rows.column("_order").to_numpy() + base
-        commit_end = rows.column("_commit_end_lsn").to_numpy()
-        seen = self._seen(rows.column("_xid").to_numpy())
+        order = rows.column(ORDER).to_numpy() + base
+        commit_end = rows.column(COMMIT_END_LSN).to_numpy()
+        seen = self._seen(rows.column(XID).to_numpy())
         passes = mark_cdc_chunk(self._keys(rows), commit_end, self._ranges(), seen) & (order > truncated_at)
         keep = pa.array(np.flatnonzero(passes))
-        rows = rows.set_column(rows.schema.get_field_index("_order"), "_order", pa.array(order)).take(keep)
+        rows = rows.set_column(rows.schema.get_field_index(ORDER), ORDER, pa.array(order)).take(keep)
         unchanged = {name: mask[passes] for name, mask in changes.unchanged.items() if mask[passes].any()}
         if self.table.schema.multiset:
             return Events(rows, rows, {}, np.ones(rows.num_rows, bool))
@@ -312,7 +311,7 @@ class _OneTable:
             [*self.table.schema.key, *filling.names],
         )
         patches = [(self._seen_by(p.snapshot, filling.xids), self._patch_rows(p, filling)) for p in self.table.patches]
-        return filling.filled(self._by_key(found, filling.names), patches)
+        return filling.filled(found, patches)
 
     def _widths(self, names: Iterable[str]) -> dict[str, float]:
         """How many bytes a value of these columns has, on average, in what we hold."""
@@ -329,14 +328,9 @@ class _OneTable:
             parts.append(Events(rows, before, changes.unchanged, np.ones(rows.num_rows, bool)))
         return Events.joined(parts) if parts else None
 
-    def _by_key(self, rows: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
-        texts = row_text(rows, self.table.schema.key).to_pylist() if rows.num_rows else []
-        columns = [rows.column(n).to_pylist() for n in names]
-        return {text: [column[i] for column in columns] for i, text in enumerate(texts)}
-
-    def _patch_rows(self, patch: Patch, filling: Filling) -> dict[str, list[Any]]:
+    def _patch_rows(self, patch: Patch, filling: Filling) -> pa.Table:
         names = [*self.table.schema.key, *filling.names]
-        return self._by_key(read_segments(self.job.data_dir, self.table.schema, [patch.path], names), filling.names)
+        return read_segments(self.job.data_dir, self.table.schema, [patch.path], names)
 
     def _seen_by(self, snapshot: str, xids: Any) -> Any:
         from headwater.connectors.postgres.planner import visible

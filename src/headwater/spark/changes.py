@@ -20,7 +20,7 @@ from headwater.runtime.registry import schema_of
 from headwater.spark.table import SMALL_DELTA_BYTES
 from headwater.storage.checkpoint import JobRow, Segment
 
-_EPOCH: Final = "_epoch"
+_EPOCH: Final = "_hw_epoch"
 _MICROS: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 
 
@@ -51,7 +51,7 @@ def _gaps(after: int, upto: int, resets: Sequence[int]) -> Iterator[tuple[int, i
 
 
 class _Feed:
-    """The pieces of one table's feed: rows of all columns, `_op` and `_epoch`, turned into named changes."""
+    """The pieces of one table's feed: rows of all columns, `_op` and `_hw_epoch`, turned into named changes."""
 
     def __init__(self, core: Any, table_id: int, schema: Schema) -> None:
         self.core = core
@@ -102,9 +102,9 @@ class _Feed:
         if sum(s.bytes for s in segments) <= SMALL_DELTA_BYTES:
             rows = rows.coalesce(1)
         others = [*_others(self.schema), OP]
-        newest = F.max_by(F.struct(*[quoted(n) for n in others]), F.col(SEQ)).alias("_newest")
+        newest = F.max_by(F.struct(*[quoted(n) for n in others]), F.col(SEQ)).alias("_hw_newest")
         net = rows.groupBy(*self._key(), _EPOCH).agg(newest)
-        return net.select(*self._key(), *[F.col(f"_newest.{quoted(n)}").alias(n) for n in others], _EPOCH)
+        return net.select(*self._key(), *[F.col(f"_hw_newest.{quoted(n)}").alias(n) for n in others], _EPOCH)
 
     def _tagged(self, rows: DataFrame, op: int, epoch: int) -> DataFrame:
         return rows.withColumns({OP: F.lit(op).cast("tinyint"), _EPOCH: F.lit(epoch).cast("bigint")})
@@ -126,22 +126,24 @@ def _paired(rows: DataFrame, schema: Schema, after: int) -> DataFrame:
     new = F.struct(*[quoted(n) for n in names])
     window = Window.partitionBy(*[quoted(k) for k in schema.key]).orderBy(_EPOCH)
     paired = rows.select(
-        *[quoted(k) for k in schema.key], _EPOCH, new.alias("_new"), F.lag(new).over(window).alias("_old")
+        *[quoted(k) for k in schema.key], _EPOCH, new.alias("_hw_new"), F.lag(new).over(window).alias("_hw_old")
     )
-    was = F.coalesce(F.col(f"_old.{OP}") == OP_UPSERT, F.lit(False))
-    changes = paired.where(F.col(_EPOCH) > after).withColumns({"_was": was, "_is": F.col(f"_new.{OP}") == OP_UPSERT})
-    same = F.col("_was") & F.col("_is") & _equal(schema)
-    return changes.where((F.col("_was") | F.col("_is")) & ~same)
+    was = F.coalesce(F.col(f"_hw_old.{OP}") == OP_UPSERT, F.lit(False))
+    changes = paired.where(F.col(_EPOCH) > after).withColumns(
+        {"_hw_was": was, "_hw_is": F.col(f"_hw_new.{OP}") == OP_UPSERT}
+    )
+    same = F.col("_hw_was") & F.col("_hw_is") & _equal(schema)
+    return changes.where((F.col("_hw_was") | F.col("_hw_is")) & ~same)
 
 
 def _equal(schema: Schema) -> Column:
     others = [c for c in schema.columns if c.name not in schema.key]
     if not any("MAP<" in c.type.upper() for c in others):
-        pairs = [F.col(f"_old.{quoted(c.name)}").eqNullSafe(F.col(f"_new.{quoted(c.name)}")) for c in others]
+        pairs = [F.col(f"_hw_old.{quoted(c.name)}").eqNullSafe(F.col(f"_hw_new.{quoted(c.name)}")) for c in others]
         return reduce(lambda a, b: a & b, pairs, F.lit(True))
     # Spark cannot compare maps; their JSON text can be.
     options = {"ignoreNullFields": "false", "timestampFormat": f"{_MICROS}XXX", "timestampNTZFormat": _MICROS}
-    return F.to_json("_old", options) == F.to_json("_new", options)
+    return F.to_json("_hw_old", options) == F.to_json("_hw_new", options)
 
 
 def _named(paired: DataFrame, schema: Schema) -> DataFrame:
@@ -151,21 +153,21 @@ def _named(paired: DataFrame, schema: Schema) -> DataFrame:
         values = [F.col(f"{side}.{quoted(n)}").alias(n) for n in _others(schema)]
         return F.struct(F.lit(name).alias("_change_type"), *values)
 
-    was, now = F.col("_was"), F.col("_is")
+    was, now = F.col("_hw_was"), F.col("_hw_is")
     images = (
-        F.when(was & now, F.array(image("update_preimage", "_old"), image("update_postimage", "_new")))
-        .when(now, F.array(image("insert", "_new")))
-        .otherwise(F.array(image("delete", "_old")))
+        F.when(was & now, F.array(image("update_preimage", "_hw_old"), image("update_postimage", "_hw_new")))
+        .when(now, F.array(image("insert", "_hw_new")))
+        .otherwise(F.array(image("delete", "_hw_old")))
     )
-    exploded = paired.select(*[quoted(k) for k in schema.key], _EPOCH, F.explode(images).alias("_image"))
+    exploded = paired.select(*[quoted(k) for k in schema.key], _EPOCH, F.explode(images).alias("_hw_image"))
     visible = [
-        F.col(quoted(c.name)) if c.name in schema.key else F.col(f"_image.{quoted(c.name)}").alias(c.name)
+        F.col(quoted(c.name)) if c.name in schema.key else F.col(f"_hw_image.{quoted(c.name)}").alias(c.name)
         for c in schema.visible
     ]
     millis = F.shiftright(F.col(_EPOCH), 16) + F.lit(Epoch(0).unix_ms)
     return exploded.select(
         *visible,
-        F.col("_image._change_type").alias("_change_type"),
+        F.col("_hw_image._change_type").alias("_change_type"),
         F.col(_EPOCH).alias("_commit_version"),
         F.timestamp_millis(millis).alias("_commit_timestamp"),
     )

@@ -81,15 +81,15 @@ def replay_batch(
     visible = [quoted(c.name) for c in schema.visible]
     if options.type is SinkType.APPEND_ONLY:
         return letters.select(*visible, OP)
-    keys = letters.select(*[F.col(quoted(k)).alias(f"_key{i}") for i, k in enumerate(key)]).distinct()
+    keys = letters.select(*[F.col(quoted(k)).alias(f"_hw_key{i}") for i, k in enumerate(key)]).distinct()
     there = reader.snapshot(core.meta.segments_at(source.id, epoch))
-    marked = there.select(*visible, F.lit(True).alias("_there"))
-    same = [marked[quoted(k)].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(key)]
+    marked = there.select(*visible, F.lit(True).alias("_hw_there"))
+    same = [marked[quoted(k)].eqNullSafe(keys[f"`_hw_key{i}`"]) for i, k in enumerate(key)]
     found = keys.join(marked, reduce(lambda a, b: a & b, same), "left")
-    op = F.when(F.col("_there"), F.lit(OP_UPSERT)).otherwise(F.lit(OP_DELETE)).cast("tinyint").alias(OP)
+    op = F.when(F.col("_hw_there"), F.lit(OP_UPSERT)).otherwise(F.lit(OP_DELETE)).cast("tinyint").alias(OP)
     numbers = {k: i for i, k in enumerate(key)}
     columns = [
-        F.col(f"_key{numbers[c.name]}").alias(c.name) if c.name in numbers else F.col(quoted(c.name))
+        F.col(f"_hw_key{numbers[c.name]}").alias(c.name) if c.name in numbers else F.col(quoted(c.name))
         for c in schema.visible
     ]
     rows = found.select(*columns, op)

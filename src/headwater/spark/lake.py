@@ -94,11 +94,11 @@ class OldFiles:
         """Those of the files that hold a key of the batch, as plain names. Reads the key columns alone."""
         if not urls:
             return []
-        rows = self._read(urls).select(
-            *[F.col(quoted(k)) for k in self.key], F.col("_metadata.file_path").alias("_file")
-        )
-        found = self._joined(rows, "left_semi").select("_file").distinct().collect()
-        return [plain(row["_file"]) for row in found]
+        rows = self._read(urls)
+        file = rows.metadataColumn("_metadata").getField("file_path")  # a column of the table may have the name
+        rows = rows.select(*[F.col(quoted(k)) for k in self.key], file.alias("_hw_file"))
+        found = self._joined(rows, "left_semi").select("_hw_file").distinct().collect()
+        return [plain(row["_hw_file"]) for row in found]
 
     def rewrite(self, urls: Sequence[str]) -> None:
         """What the batch leaves of these files, as new files."""
@@ -106,7 +106,7 @@ class OldFiles:
 
     def _joined(self, rows: DataFrame, how: str) -> DataFrame:
         keys = self._batch_keys()
-        same = [rows[quoted(k)].eqNullSafe(keys[f"`_key{i}`"]) for i, k in enumerate(self.key)]
+        same = [rows[quoted(k)].eqNullSafe(keys[f"`_hw_key{i}`"]) for i, k in enumerate(self.key)]
         return rows.join(keys, reduce(lambda a, b: a & b, same), how)
 
     def _batch_keys(self) -> DataFrame:
@@ -114,7 +114,7 @@ class OldFiles:
         filesystem, root = filesystem_of(self.directory)
         found = [i.base_name for i in filesystem.get_file_info(fs.FileSelector(root)) if i.base_name.startswith("op=")]
         rows = self.spark.read.parquet(*[f"{self.directory}/{name}" for name in found])
-        return rows.select(*[F.col(quoted(k)).alias(f"_key{i}") for i, k in enumerate(self.key)])
+        return rows.select(*[F.col(quoted(k)).alias(f"_hw_key{i}") for i, k in enumerate(self.key)])
 
     def _read(self, urls: Sequence[str]) -> Any:
         if self.columns is None:

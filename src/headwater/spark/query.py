@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -150,18 +151,28 @@ def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence
         frame = spark.sql(f"SELECT * FROM {source}")
         if len(frame.columns) != len(columns):
             raise UsageError("COLUMN_COUNT", f"{len(frame.columns)} values for {len(columns)} columns")
-        for name, column in zip(frame.columns, columns, strict=True):
-            value = F.col(quoted(name)).cast(column.type)
-            if column.type.upper() in ("TIMESTAMP", "TIMESTAMP_LTZ"):
-                value = F.unix_micros(value)  # a collected TIMESTAMP would pass through the local time zone
-            outputs.append(value.alias(column.name))
+        frame = frame.toDF(*[f"_c{i}" for i in range(len(columns))])  # two may have one name
+        for i, column in enumerate(columns):
+            outputs.append(_whole_number(F.col(f"_c{i}").cast(column.type), column.type).alias(column.name))
         chosen = frame.select(*outputs)
-        if any("TIMESTAMP" in c.type.upper() and "<" in c.type for c in columns):
-            # Instants inside arrays and structs keep their zone only through Arrow, at the price of a job.
+        if any("<" in c.type and re.search("DATE|TIMESTAMP", c.type, re.IGNORECASE) for c in columns):
+            # Inside of arrays and structs they come as they are only through Arrow, at the price of a job.
             rows = chosen.toArrow()
-            return _as_table(list(zip(*[c.to_pylist() for c in rows.columns], strict=True)), columns, schema)
+            given = {c.name: rows.column(i).combine_chunks() for i, c in enumerate(columns)}
+            return _as_table(given, rows.num_rows, schema)
         collected = chosen.collect()
-    return _as_table(collected, columns, schema)
+    lists = {c.name: [_plain(row[i]) for row in collected] for i, c in enumerate(columns)}
+    return _as_table(lists, len(collected), schema)
+
+
+def _whole_number(value: SparkColumn, ddl: str) -> SparkColumn:
+    """A date or moment as the number that it is: Python's do not reach as far, and know a local time zone."""
+    match ddl.upper():
+        case "DATE":
+            return F.unix_date(value)
+        case "TIMESTAMP" | "TIMESTAMP_LTZ" | "TIMESTAMP_NTZ":  # the session's zone is UTC
+            return F.unix_micros(value.cast("timestamp"))
+    return value
 
 
 def _width(query: exp.Expression) -> int | None:
@@ -174,17 +185,18 @@ def _width(query: exp.Expression) -> int | None:
     return None
 
 
-def _as_table(rows: list[Any], columns: Sequence[Column], schema: Schema) -> pa.Table:
-    given = {c.name: i for i, c in enumerate(columns)}
+def _as_table(given: Mapping[str, Any], count: int, schema: Schema) -> pa.Table:
+    """Rows of the table; the columns that are given are lists of values, or Arrow's."""
     arrays, fields = [], []
     for column in schema.columns:
         kind = arrow_type(column.type)
-        values = [r[given[column.name]] for r in rows] if column.name in given else [None] * len(rows)
-        if column.name != ROW_ID and not column.nullable and any(v is None for v in values):
+        values = given.get(column.name, pa.nulls(count, kind))
+        array = values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind)
+        if column.name != ROW_ID and not column.nullable and array.null_count:
             raise UsageError("NOT_NULL", f"column {column.name} must have a value")
-        arrays.append(pa.array([_plain(v) for v in values], kind))
+        arrays.append(array)
         fields.append(pa.field(column.name, kind))
-    arrays.append(pa.array([OP_UPSERT] * len(rows), pa.int8()))
+    arrays.append(pa.array([OP_UPSERT] * count, pa.int8()))
     fields.append(pa.field(OP, pa.int8()))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -225,9 +237,9 @@ def checked_columns(frame: DataFrame, schema: Schema, *, upserts: bool = False) 
 
 
 def tombstones(selected: DataFrame, schema: Schema) -> DataFrame:
-    """A delete of each selected row, by its key as it was (`_old_…`)."""
+    """A delete of each selected row, by its key as it was (`_hw_old_…`)."""
     columns = [
-        F.col(quoted(f"_old_{c.name}")).alias(c.name)
+        F.col(quoted(f"_hw_old_{c.name}")).alias(c.name)
         if c.name in schema.key
         else F.lit(None).cast(c.type).alias(c.name)
         for c in schema.columns

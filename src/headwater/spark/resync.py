@@ -16,7 +16,7 @@ from headwater.storage.checkpoint import NewSegment, Segment
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
-_RANK: Final = "_rank"
+_RANK: Final = "_hw_rank"
 SEQ_BLOCK: Final = 1 << 40  # `_seq` numbers for one difference: `dense_number` leaves 2**27 to each partition
 
 

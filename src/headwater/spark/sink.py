@@ -136,8 +136,8 @@ def net_by_key(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     ordered = [c for c, t in changes.dtypes if c in others and "map<" not in t]
     rank = F.struct((F.col(OP) == OP_UPSERT).alias("live"), *[F.col(quoted(c)) for c in ordered])
     row = F.struct(F.col(OP), *[F.col(quoted(c)) for c in others])
-    grouped = changes.groupBy(*[F.col(quoted(k)) for k in key]).agg(F.max_by(row, rank).alias("_row"))
-    picked = {c: F.col("_row").getField(c) for c in (*others, OP)}
+    grouped = changes.groupBy(*[F.col(quoted(k)) for k in key]).agg(F.max_by(row, rank).alias("_hw_row"))
+    picked = {c: F.col("_hw_row").getField(c) for c in (*others, OP)}
     return grouped.select(*[F.col(quoted(c)) if c in key else picked[c].alias(c) for c in changes.columns])
 
 

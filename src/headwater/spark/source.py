@@ -30,9 +30,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from headwater.config import resolve_secret
 from headwater.errors import UsageError
-from headwater.model.schema import Schema, quoted
+from headwater.model.schema import CHANGE_NAMES, Schema, quoted
 from headwater.runtime.registry import Registry, schema_of
-from headwater.spark.source_rows import CHANGE_COLUMNS, CHANGE_NAMES, File, Slice
+from headwater.spark.source_rows import CHANGE_COLUMNS, File, Slice
 from headwater.storage import tables as t
 from headwater.storage.checkpoint import JobRow, Segment
 from headwater.storage.files import DataDir

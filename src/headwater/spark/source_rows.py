@@ -20,8 +20,7 @@ from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.storage.files import DataDir
 from headwater.storage.segments import arrow_schema, newest_per_key, with_vnode
 
-EPOCH: Final = "_epoch"
-CHANGE_NAMES: Final = ("_change_type", "_commit_version", "_commit_timestamp")
+EPOCH: Final = "_hw_epoch"
 CHANGE_COLUMNS: Final = "`_change_type` STRING, `_commit_version` BIGINT, `_commit_timestamp` TIMESTAMP"
 
 
@@ -189,9 +188,9 @@ def with_keys(rows: pa.Table, keys: pa.Table, key: Sequence[str]) -> pa.Table:
 
 def _by_key(rows: pa.Table, keys: pa.Table, key: Sequence[str], how: str) -> pa.Table:
     # Only keys and positions are joined: Arrow's join cannot carry arrays and structs along.
-    left = rows.select(list(key)).append_column("_at", pa.array(np.arange(rows.num_rows)))
+    left = rows.select(list(key)).append_column("_hw_at", pa.array(np.arange(rows.num_rows)))
     joined = left.join(keys.select(list(key)), keys=list(key), join_type=how)
-    return rows.take(joined.column("_at").combine_chunks().sort())
+    return rows.take(joined.column("_hw_at").combine_chunks().sort())
 
 
 def _adjacent_equal(rows: pa.Table, names: Sequence[str]) -> Any:

@@ -125,9 +125,9 @@ class TableReader:
         if _bytes(delta) <= SMALL_DELTA_BYTES:
             rows = rows.coalesce(1)
         others = [c.name for c in self.schema.columns if c.name not in self.schema.key] + [OP]
-        newest = F.max_by(F.struct(*[quoted(n) for n in others]), F.col(SEQ)).alias("_newest")
+        newest = F.max_by(F.struct(*[quoted(n) for n in others]), F.col(SEQ)).alias("_hw_newest")
         grouped = rows.groupBy(*self._key()).agg(newest)
-        return grouped.select(*self._key(), *[F.col(f"_newest.{quoted(n)}").alias(n) for n in others])
+        return grouped.select(*self._key(), *[F.col(f"_hw_newest.{quoted(n)}").alias(n) for n in others])
 
     def _untouched(self, base: DataFrame, net: DataFrame, delta: Sequence[AnySegment]) -> DataFrame:
         keys = net.select(*self._key())

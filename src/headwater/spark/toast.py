@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.connectors.postgres.client import PostgresConfig
+from headwater.connectors.postgres.pgoutput import XID
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import DefiniteError
 from headwater.model.schema import OP, OP_DELETE
@@ -134,7 +135,9 @@ def row_text(table: pa.Table, key: Sequence[str]) -> pa.Array:
 class Filling:
     """One table's events of an epoch (`events`), and those after it that a read at the source may have seen (`ahead`).
 
-    Only events of rows with a value left out are looked at one by one; all others are never taken out of Arrow.
+    Only events of rows with a value left out are looked at one by one. Values stay in Arrow, for Python has no such
+    dates as `infinity`: what is followed is the number of the row that has them, counted over the events that are
+    looked at, our own rows (`stored`) and those of each patch.
     """
 
     def __init__(self, events: Events, ahead: Events | None, key: Sequence[str]) -> None:
@@ -150,11 +153,11 @@ class Filling:
         self.keys = everything.rows.select(list(key)).take(take)
         self.now: list[str] = now.take(take).to_pylist()
         self.was: list[str] = was.take(take).to_pylist()
-        self.xids = everything.rows.column("_xid").to_numpy()[self.index]
+        self.xids = everything.rows.column(XID).to_numpy()[self.index]
         self.known = everything.known[self.index].tolist()
         self.is_delete = (everything.rows.column(OP).to_numpy()[self.index] == OP_DELETE).tolist()
         self.masks = [everything.unchanged[n][self.index].tolist() for n in self.names]
-        self.sent = [everything.rows.column(n).take(take).to_pylist() for n in self.names]
+        self.sent = everything.rows.select(self.names).take(take)
         self.in_epoch = self.index < len(events)
 
     def wanted(self) -> pa.Table:
@@ -162,10 +165,10 @@ class Filling:
         left_out = np.logical_or.reduce([self.events.unchanged.get(n, _none(self.events)) for n in self.names])
         return self.events.before.take(pa.array(np.flatnonzero(left_out & self.events.known)))
 
-    def replay(self, stored: dict[str, list[Any]], include: Mask) -> tuple[dict[str, list[Any]], list[list[Any]]]:
+    def replay(self, stored: Mapping[str, int], include: Mask) -> tuple[dict[str, list[Any]], list[list[Any]]]:
         """Follow the rows over some of the events: the last values by key, with the event's number; and all values."""
-        latest: dict[str, list[Any]] = {key: [*values, -1] for key, values in stored.items()}
-        values = [list(column) for column in self.sent]
+        latest: dict[str, list[Any]] = {key: [*[row] * len(self.names), -1] for key, row in stored.items()}
+        values: list[list[Any]] = [list(range(len(self.now))) for _ in self.names]
         for i in np.flatnonzero(include).tolist():
             key, was = self.now[i], self.was[i]
             if self.is_delete[i]:
@@ -184,22 +187,31 @@ class Filling:
             latest[key] = [*(column[i] for column in values), i]
         return latest, values
 
-    def filled(self, stored: dict[str, list[Any]], patches: Iterable[tuple[Mask, dict[str, list[Any]]]]) -> pa.Table:
+    def filled(self, stored: pa.Table, patches: Iterable[tuple[Mask, pa.Table]]) -> pa.Table:
         """The epoch's rows with all values; each patch: which events its read had seen, and the rows that it found."""
-        latest, values = self.replay(stored, self.in_epoch)
+        tables = [self.sent, stored]
+        ours = self._by_key(stored, len(self.now))
+        latest, values = self.replay(ours, self.in_epoch)
         needed = {v for row in latest.values() for v in row[:-1] if isinstance(v, Token)}
-        found: dict[Token, Any] = {}
+        found: dict[Token, int] = {}
         if needed:
             for seen, rows in patches:
-                then, _ = self.replay(stored, seen)
+                there = self._by_key(rows, sum(t.num_rows for t in tables))
+                tables.append(rows)
+                then, _ = self.replay(ours, seen)
                 for key, row in then.items():
-                    if key in rows:
-                        found |= {v: rows[key][v.column] for v in row[:-1] if isinstance(v, Token)}
+                    if key in there:
+                        found |= {v: there[key] for v in row[:-1] if isinstance(v, Token)}
             if needed - found.keys():
-                self._missing(stored, needed - found.keys())
-        return self._with(values, found)
+                self._missing(ours, needed - found.keys())
+        return self._with(values, found, tables)
 
-    def _missing(self, stored: dict[str, list[Any]], tokens: set[Token]) -> None:
+    def _by_key(self, rows: pa.Table, first: int) -> dict[str, int]:
+        """The numbers of rows, from `first` on, by the text of their key."""
+        texts = row_text(rows, self.key).to_pylist() if rows.num_rows else []
+        return {text: first + i for i, text in enumerate(texts)}
+
+    def _missing(self, stored: Mapping[str, int], tokens: set[Token]) -> None:
         last, _ = self.replay(stored, np.ones(len(self.now), bool))
         places = {v: row[-1] for row in last.values() for v in row[:-1] if isinstance(v, Token)}
         if not tokens <= places.keys():
@@ -208,7 +220,7 @@ class Filling:
             raise unknown_value(self.names[0])
         raise Missing(self.keys.take(pa.array(sorted({places[t] for t in tokens}), pa.int64())))
 
-    def _with(self, values: list[list[Any]], found: dict[Token, Any]) -> pa.Table:
+    def _with(self, values: list[list[Any]], found: Mapping[Token, int], tables: Sequence[pa.Table]) -> pa.Table:
         rows = self.events.rows
         here = np.flatnonzero(self.in_epoch)
         for j, name in enumerate(self.names):
@@ -221,7 +233,8 @@ class Filling:
             column = rows.column(name).combine_chunks()
             source = np.arange(len(column))
             source[self.index[put]] = len(column) + np.arange(len(put))
-            both = pa.concat_arrays([column, pa.array(new, column.type)])
+            known = pa.concat_arrays([t.column(name).combine_chunks().cast(column.type) for t in tables])
+            both = pa.concat_arrays([column, known.take(pa.array(new, pa.int64()))])
             rows = rows.set_column(rows.schema.get_field_index(name), name, both.take(pa.array(source)))
         return rows
 

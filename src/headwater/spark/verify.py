@@ -24,14 +24,14 @@ def checksums(
     columns = [F.col(quoted(n)) for n in schema.names if n != ROW_NO]  # which of several equal rows: says nothing
     # The hash alone passes over NULLs: which columns are NULL goes in as well.
     row = F.xxhash64(*columns, *[c.isNull() for c in columns])
-    hashed = frame.select(*[F.col(quoted(k)) for k in schema.key], row.alias("_hash"))
-    numbered = _numbered(hashed, schema.key, key, bounds) if bounds else hashed.withColumn("_split", F.lit(0))
-    sums = numbered.groupBy("_split").agg(
+    hashed = frame.select(*[F.col(quoted(k)) for k in schema.key], row.alias("_hw_hash"))
+    numbered = _numbered(hashed, schema.key, key, bounds) if bounds else hashed.withColumn("_hw_split", F.lit(0))
+    sums = numbered.groupBy("_hw_split").agg(
         F.count("*").alias("n"),
-        F.sum(F.col("_hash").cast("decimal(38,0)")).cast("string").alias("total"),
-        F.bit_xor("_hash").cast("string").alias("mixed"),
+        F.sum(F.col("_hw_hash").cast("decimal(38,0)")).cast("string").alias("total"),
+        F.bit_xor("_hw_hash").cast("string").alias("mixed"),
     )
-    return {int(r["_split"]): (int(r["n"]), str(r["total"]), str(r["mixed"])) for r in sums.collect()}
+    return {int(r["_hw_split"]): (int(r["n"]), str(r["total"]), str(r["mixed"])) for r in sums.collect()}
 
 
 def _numbered(
@@ -42,9 +42,9 @@ def _numbered(
         for batch in batches:
             columns = [batch.column(n).cast(plan.arrow_type) for n, plan in zip(names, key, strict=True)]
             split = pa.array(split_index(columns, edges), pa.int64())
-            yield pa.RecordBatch.from_arrays([split, batch.column("_hash")], names=["_split", "_hash"])
+            yield pa.RecordBatch.from_arrays([split, batch.column("_hw_hash")], names=["_hw_split", "_hw_hash"])
 
-    return map_batches(frame, work, "_split bigint, _hash bigint")
+    return map_batches(frame, work, "_hw_split bigint, _hw_hash bigint")
 
 
 def in_splits(

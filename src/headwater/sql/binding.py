@@ -73,6 +73,8 @@ def _reference(table: exp.Table) -> TableRef:
     if not isinstance(table.this, exp.Identifier):
         return _function(table, placeholder)
     if table.db and table.db.lower() == "hw_catalog":
+        if table.args.get("version") is not None:
+            raise UsageError("UNSUPPORTED_STATEMENT", "tables of hw_catalog can be read only as they are now")
         return TableRef(placeholder, table.name, catalogue=True)
     if table.db:
         raise UsageError("UNKNOWN_TABLE", f"there is no schema {table.db}", hint="tables have plain names")

@@ -9,9 +9,9 @@ import sqlglot
 from sqlglot import exp
 
 from headwater.errors import UsageError
-from headwater.model.schema import Column
+from headwater.model.schema import Column, is_reserved, why_reserved
 from headwater.sql import statements as s
-from headwater.sql.cursor import Cursor
+from headwater.sql.cursor import Cursor, nesting
 from headwater.sql.reading import parse_query
 
 _LENGTHS: Final = re.compile(r"\b(?:VARCHAR|CHAR)\(\s*\d+\s*\)", re.IGNORECASE)
@@ -97,7 +97,7 @@ def _text_before_with(c: Cursor) -> str:
     while not c.done:
         if depth == 0 and c.peek() == "WITH" and c.peek(1) == "(":
             break
-        depth += {"(": 1, ")": -1}.get(c.next().text, 0)
+        depth += nesting(c.next())
     if c.at == start:
         raise c.error("expected a query")
     return c.text[c.tokens[start].start : c.tokens[c.at - 1].end + 1]
@@ -174,9 +174,13 @@ def checked(columns: list[Column], key: list[str]) -> tuple[tuple[Column, ...], 
         twice = next(n for n in names if names.count(n) > 1)
         raise UsageError("DUPLICATE_COLUMN", f"column {twice} is named twice")
     by_name = {c.name.lower(): c.name for c in columns}
+    if "" in by_name:
+        raise UsageError("SQL_SYNTAX", "a column's name cannot be empty")
     for column in columns:
-        if column.name.startswith("_"):
-            raise UsageError("RESERVED_NAME", f"column {column.name}: names with a leading _ are Headwater's own")
+        if is_reserved(column.name):
+            raise UsageError(
+                "RESERVED_NAME", why_reserved(column.name), hint="give it another name; docs/sql.md has ours"
+            )
     missing = [k for k in key if k.lower() not in by_name]
     if missing:
         raise UsageError("UNKNOWN_COLUMN", f"primary key column {missing[0]} is not among the columns")

@@ -46,6 +46,8 @@ class Cursor:
         plain = token.text[:1].isidentifier() and token.token_type not in (TokenType.STRING, TokenType.NUMBER)
         if not plain and token.token_type is not TokenType.IDENTIFIER:
             raise self.error(f"expected a name, found {token.text!r}", token)
+        if not token.text:
+            raise self.error("a name cannot be empty", token)
         return token.text
 
     def string(self) -> str:
@@ -91,8 +93,7 @@ class Cursor:
         self.expect("(")
         start, depth = self.at, 1
         while depth:
-            text = self.next().text
-            depth += (text == "(") - (text == ")")
+            depth += nesting(self.next())
         inner = self.tokens[start : self.at - 1]
         return self.text[inner[0].start : inner[-1].end + 1] if inner else ""
 
@@ -108,3 +109,8 @@ class Cursor:
     def _is_string(self, ahead: int) -> bool:
         index = self.at + ahead
         return index < len(self.tokens) and self.tokens[index].token_type is TokenType.STRING
+
+
+def nesting(token: Token) -> int:
+    """How much deeper the next token is in parentheses; one inside a string or a quoted name is none."""
+    return (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)

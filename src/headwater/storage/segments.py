@@ -156,8 +156,8 @@ def newest_per_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     order = pc.sort_indices(rows.select([SEQ]), sort_keys=[(SEQ, "ascending")])
     rows = rows.take(order)
     position = pa.array(np.arange(rows.num_rows, dtype=np.int64))
-    last = rows.select(list(key)).append_column("_at", position).group_by(list(key)).aggregate([("_at", "max")])
-    return rows.take(last.column("_at_max"))
+    last = rows.select(list(key)).append_column("_hw_at", position).group_by(list(key)).aggregate([("_hw_at", "max")])
+    return rows.take(last.column("_hw_at_max"))
 
 
 def read_segments(

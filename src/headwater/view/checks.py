@@ -11,7 +11,7 @@ from sqlglot.errors import OptimizeError, ParseError, SqlglotError
 from sqlglot.optimizer.scope import traverse_scope
 
 from headwater.errors import UsageError
-from headwater.model.schema import Schema
+from headwater.model.schema import Schema, is_reserved, why_reserved
 from headwater.model.spark_text import SparkText
 from headwater.view.functions import (
     MOMENT_FUNCTIONS,
@@ -288,10 +288,10 @@ def _default_name(expr: exp.Expr, position: int) -> str:
 def _refuse_names(columns: tuple[str, ...]) -> None:
     seen: set[str] = set()
     for name in columns:
-        if name.startswith("_"):
+        if is_reserved(name):
             raise UsageError(
                 "VIEW_COLUMN_RESERVED",
-                f"the column name {name} begins with an underscore, which is kept for hidden columns",
+                why_reserved(name),
                 hint=f"rename it: … AS {name.lstrip('_') or 'column1'}",
             )
         if name.lower() in seen:

@@ -21,7 +21,7 @@ def as_events(events: list[Event], known: list[bool] | None = None) -> Events:
             "k": pa.array([e[1] for e in events], pa.string()),
             "v": pa.array([e[3] for e in events], pa.string()),
             "_op": pa.array([e[0] for e in events], pa.int8()),
-            "_xid": pa.array(range(len(events)), pa.int64()),
+            "_hw_xid": pa.array(range(len(events)), pa.int64()),
         }
     )
     before = pa.table({"k": pa.array([e[2] for e in events], pa.string())})
@@ -29,8 +29,12 @@ def as_events(events: list[Event], known: list[bool] | None = None) -> Events:
     return Events(rows, before, {"v": mask} if mask.any() else {}, np.array(known or [True] * len(events), bool))
 
 
+def as_rows(stored: dict[str, str]) -> pa.Table:
+    return pa.table({"k": pa.array(stored.keys(), pa.string()), "v": pa.array(stored.values(), pa.string())})
+
+
 def fill(events: list[Event], stored: dict[str, str]) -> list[str | None]:
-    filled = Filling(as_events(events), None, ("k",)).filled({k: [v] for k, v in stored.items()}, ())
+    filled = Filling(as_events(events), None, ("k",)).filled(as_rows(stored), ())
     return list(filled.column("v").to_pylist())
 
 
@@ -174,7 +178,7 @@ def test_values_of_rows_that_move_in_from_ranges_not_handed_over_are_those_of_th
     events, known = halves(history[:cut], "abc")
     if not any(e[4] for e in events):
         return
-    stored = {k: [v] for k, v in before.items() if k in "abc"}
+    stored = as_rows({k: v for k, v in before.items() if k in "abc"})
     expected = {k: v for k, v in applied(history[:cut], before).items() if k in "abc"}
     first = Filling(as_events(events, known), None, ("k",))
     try:
@@ -182,7 +186,7 @@ def test_values_of_rows_that_move_in_from_ranges_not_handed_over_are_those_of_th
     except Missing:
         ahead, _ = halves(history[cut:], "abcxy")
         second = Filling(as_events(events, known), as_events(ahead) if ahead else None, ("k",))
-        now = {k: [v] for k, v in applied(history, before).items()}
+        now = as_rows(applied(history, before))
         try:
             rows = second.filled(stored, [(np.ones(len(second.now), bool), now)])
         except Overtaken:
@@ -198,3 +202,12 @@ def test_a_value_that_nobody_has_does_not_matter_if_the_row_is_deleted_later() -
 
 def test_a_value_that_nobody_has_does_not_matter_if_it_is_overwritten_later() -> None:
     assert fill([(1, "a", "a", None, True), (1, "a", "a", "x", False)], {}) == [None, "x"]
+
+
+def test_values_that_python_has_no_word_for_are_filled_in_as_they_are() -> None:
+    infinite = pa.array([[2**31 - 1, None], [-(2**31) + 1], None, []], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))
+    events = as_events([(1, k, k, None, True) for k in "dcba"])
+    rows = events.rows.set_column(1, "v", pa.nulls(4, infinite.type))
+    stored = pa.table({"k": ["a", "b", "c", "d"], "v": infinite})
+    filled = Filling(Events(rows, events.before, events.unchanged, events.known), None, ("k",)).filled(stored, ())
+    assert filled.column("v").combine_chunks().equals(infinite.take(pa.array([3, 2, 1, 0])))

@@ -39,6 +39,12 @@ def test_csv_quotes_what_it_must_and_leaves_null_empty(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == 'id,v\n1,"a ""b"""\n2,\n3,"[1, {""x"": true}]"\n'
 
 
+def test_csv_tells_null_from_an_empty_text(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"a": None, "b": ""}, {"a": "", "b": None}, {"a": "NULL", "b": "x\ny"}, {"a": " ", "b": False}]
+    print_result({"columns": ["a", "b"], "rows": rows}, "csv")
+    assert capsys.readouterr().out == 'a,b\n,""\n"",\nNULL,"x\ny"\n ,false\n'
+
+
 def test_a_table_lines_up_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     print_result({"columns": ["id"], "rows": [{"id": 10}]}, "table")
     assert capsys.readouterr().out == "id\n--\n10\n(1 row)\n"
@@ -80,6 +86,19 @@ def test_arrow_columns_are_spelt_the_same_with_far_moments_and_nested_ones() -> 
     structs = pa.array([{"a": 1, "b": b"\x00"}, None], pa.struct([("a", pa.int32()), ("b", pa.binary())]))
     assert json_column(structs) == [{"a": 1, "b": "AA=="}, None]
     assert json_column(pa.chunked_array([pa.array([[1, 2]]), pa.array([[3]])]).slice(1)) == [[3]]
+
+
+def test_a_float_has_the_digits_that_it_was_written_with() -> None:
+    floats = pa.array([1.1, 16777217.0, float("nan"), float("-inf"), None, 1e-45], pa.float32())
+    assert json_column(floats) == [1.1, 16777216.0, "NaN", "-Infinity", None, 1e-45]
+
+
+def test_keys_of_maps_are_the_text_of_their_json() -> None:
+    key = pa.struct([("a", pa.float64())])
+    maps = pa.array([[({"a": 1.5}, 1), ({"a": float("nan")}, 2)]], pa.map_(key, pa.int32()))
+    assert json_column(maps) == [{'{"a": 1.5}': 1, '{"a": "NaN"}': 2}]
+    assert json_column(pa.array([[(b"\xff", 1)]], pa.map_(pa.binary(), pa.int32()))) == [{"/w==": 1}]
+    assert json_value({True: 1, b"\xff": 2, float("nan"): 3, 4: 5}) == {"true": 1, "/w==": 2, "NaN": 3, "4": 5}
 
 
 def test_columns_of_one_name_get_numbers() -> None:

@@ -65,7 +65,7 @@ def test_a_new_column_is_taken_or_left_by_policy(policy: str, extra: list[tuple[
     assert after(ID, A, B, NEW, policy=policy) == OLD + extra
     assert after(ID, A, B, NEW, policy=policy, before=shape(ID, A, B, star=False)) == OLD  # a list is a list
     assert after(ID, A, B, replace(NEW, generated=True), policy=policy) == OLD  # not in the stream
-    assert after(ID, A, B, replace(NEW, name="_c"), policy=policy) == OLD  # a name of our own
+    assert after(ID, A, B, replace(NEW, name="_op"), policy=policy) == OLD  # a name of our own
 
 
 @pytest.mark.parametrize(

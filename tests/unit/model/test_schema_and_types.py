@@ -5,9 +5,10 @@ import json
 import pyarrow as pa
 import pytest
 
-from headwater.model.schema import ROW_ID, ROW_NO, Column, Schema, keyed, multiset
+from headwater.model.schema import RESERVED, ROW_ID, ROW_NO, Column, Schema, is_reserved, keyed, multiset
 from headwater.model.types import arrow_type, is_integer, split_top_level
 from headwater.model.vnode import vnodes
+from headwater.view.plan import COUNT, PART
 
 
 def test_a_schema_survives_json() -> None:
@@ -89,3 +90,9 @@ def test_a_schema_can_be_seen_with_the_columns_of_an_earlier_time() -> None:
     assert [c.name for c in schema.restricted(["a", "gone"]).visible] == ["a"]
     assert schema.restricted(["a"]).names == schema.names
     assert schema.restricted(None) is schema
+
+
+def test_only_names_that_stand_beside_a_table_s_columns_are_reserved() -> None:
+    assert {PART, COUNT} <= RESERVED
+    assert all(map(is_reserved, ("_op", "_OP", "_row_id", "_key", "_change_type", "_acc_0", "_acc_1_n", "_HW_x")))
+    assert not any(map(is_reserved, ("_id", "_", "_epoch", "_order", "_metadata", "op", "_keys", "hw_x")))

@@ -86,6 +86,11 @@ def test_constants_are_taken_only_where_every_row_that_matters_must_have_them(
     assert {r.name: dict(r.constants) for r in refs}["a"] == constants
 
 
+def test_the_catalogue_has_no_past() -> None:
+    with pytest.raises(UsageError, match="only as they are now"):
+        bind(query("SELECT * FROM hw_catalog.hw_jobs VERSION AS OF 5").query)
+
+
 @pytest.mark.parametrize(
     ("text", "means"),
     [

@@ -179,7 +179,9 @@ def test_explain_holds_the_statement_behind_it() -> None:
         ("CREATE TABLE t (id INT PRIMARY KEY, v INT PRIMARY KEY)", "SQL_SYNTAX"),
         ("CREATE TABLE t (PRIMARY KEY (id), id INT, v INT PRIMARY KEY)", "SQL_SYNTAX"),
         ("CREATE TABLE t (id INT, PRIMARY KEY (id, ID))", "DUPLICATE_COLUMN"),
-        ("CREATE TABLE t (_id INT)", "RESERVED_NAME"),
+        ("CREATE TABLE t (_OP INT)", "RESERVED_NAME"),
+        ("CREATE TABLE `` (id INT)", "SQL_SYNTAX"),
+        ("CREATE TABLE t (`` INT)", "SQL_SYNTAX"),
         ("CREATE TABLE t (id MAP<STRING, INT> PRIMARY KEY)", "KEY_TYPE"),
         ("CREATE TABLE t (id INT DEFAULT 3)", "UNSUPPORTED_COLUMN"),
         ("CREATE TABLE t (id JSONB)", "UNKNOWN_TYPE"),
@@ -272,3 +274,10 @@ def test_an_order_inside_array_agg_is_not_lost() -> None:
             assert isinstance(found, s.Query) and "ARRAY_SORT(COLLECT_LIST(" in found.query.sql(dialect="spark")
     assert code("SELECT array_agg(DISTINCT x ORDER BY y) FROM t") == "SQL_UNTRANSLATABLE"
     assert code("SELECT array_agg(x ORDER BY y) OVER (PARTITION BY z) FROM t") == "SQL_UNTRANSLATABLE"
+
+
+def test_parentheses_in_strings_and_quoted_names_close_nothing() -> None:
+    (sink,) = parse("CREATE SINK s AS SELECT * FROM t WHERE v = '(' WITH (connector='files')")
+    assert isinstance(sink, s.CreateSink) and sink.options == {"connector": "files"}
+    (table,) = parse("CREATE TABLE t (a INT COMMENT ')', `(` INT)")
+    assert isinstance(table, s.CreateTable) and [c.name for c in table.columns] == ["a", "("]

@@ -78,7 +78,7 @@ def test_the_cheapest_strategy_that_is_right_is_chosen(sql: str, strategy: Strat
         ("select id from t tablesample (10 percent)", "NON_DETERMINISTIC"),
         ("select a, a from t", "VIEW_DUPLICATE_COLUMN"),
         ("select t.a, u.A from t join u on t.a = u.a", "VIEW_DUPLICATE_COLUMN"),
-        ("select a as _x from t", "VIEW_COLUMN_RESERVED"),
+        ("select a as _key from t", "VIEW_COLUMN_RESERVED"),
         ("select a from t limit 3", "VIEW_LIMIT_WITHOUT_ORDER"),
         ("select _row_id from u", "VIEW_UNKNOWN_COLUMN"),
         ("drop table t", "VIEW_NOT_A_QUERY"),

@@ -213,13 +213,13 @@ def read_table(path: str | Path, sink: str | None = None) -> Any:
     for number, record in enumerate(records):
         for file in record.files:
             table = _read_file(root / file["path"])
-            tables.append(table.append_column("_batch", pa.array([number] * len(table), pa.int64())))
+            tables.append(table.append_column("_hw_batch", pa.array([number] * len(table), pa.int64())))
     if not tables:
         return pa.table({})
     # Batches differ in which columns may be NULL (Spark knows that `_op` of a snapshot is not), and in added columns.
     everything = pa.concat_tables(tables, promote_options="permissive")
     if records[-1].type != "upsert":
-        return everything.drop_columns(["_batch"])
+        return everything.drop_columns(["_hw_batch"])
     return _last_per_key(everything, list(records[-1].key))
 
 
@@ -234,15 +234,15 @@ def _last_per_key(table: Any, key: list[str]) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = table.append_column("_row", pa.array(range(len(table)), pa.int64()))
-    ordered = table.sort_by([("_batch", "ascending")])
+    table = table.append_column("_hw_row", pa.array(range(len(table)), pa.int64()))
+    ordered = table.sort_by([("_hw_batch", "ascending")])
     ordered = ordered.set_column(
-        ordered.schema.get_field_index("_row"), "_row", pa.array(range(len(ordered)), pa.int64())
+        ordered.schema.get_field_index("_hw_row"), "_hw_row", pa.array(range(len(ordered)), pa.int64())
     )
-    last = ordered.group_by(key, use_threads=False).aggregate([("_row", "max")])["_row_max"]
+    last = ordered.group_by(key, use_threads=False).aggregate([("_hw_row", "max")])["_hw_row_max"]
     kept = ordered.take(last)
     live = kept.filter(pc.equal(kept[OP], OP_UPSERT))
-    return live.drop_columns(["_batch", "_row", OP])
+    return live.drop_columns(["_hw_batch", "_hw_row", OP])
 
 
 def _local_path(text: str) -> Path:

@@ -32,7 +32,7 @@ from headwater.sink.dead_letters import DeadLetters
 from headwater.sink.encode import json_rows
 
 FORMATS: Final = ("json", "avro", "debezium")
-SLICE: Final = "_slice"
+SLICE: Final = "_hw_slice"
 # What a record adds to key and value at most, as the client counts it against message.max.bytes.
 RECORD_OVERHEAD_BYTES: Final = 512
 _MESSAGE: Final = pa.schema([pa.field("key", pa.large_binary()), pa.field("value", pa.large_binary())])

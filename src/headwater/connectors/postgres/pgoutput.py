@@ -56,10 +56,10 @@ DELETE: Final = ord("D")
 _BEGIN: Final = struct.Struct("!cQqI")
 _COMMIT: Final = struct.Struct("!cBQQq")
 
-ORDER: Final = "_order"
-XID: Final = "_xid"
-COMMIT_END_LSN: Final = "_commit_end_lsn"
-SIGN: Final = "_sign"
+ORDER: Final = "_hw_order"
+XID: Final = "_hw_xid"
+COMMIT_END_LSN: Final = "_hw_commit_end_lsn"
+SIGN: Final = "_hw_sign"
 
 WINDOW_BYTES: Final = 64 << 20
 """How much of a piece `decode_range` decodes at once: bounds a task's memory, and keeps 32-bit offsets in reach."""
@@ -201,7 +201,7 @@ class EventBatch:
         return Changes(pa.RecordBatch.from_pydict(columns), unchanged, pa.RecordBatch.from_pydict(before))
 
     def arrivals(self) -> pa.RecordBatch:
-        """Of a table without a key: a row for each that came (`_sign` 1) and each that went (-1, only its id)."""
+        """Of a table without a key: a row for each that came (`_hw_sign` 1) and each that went (-1, only its id)."""
         assert self.row_ids is not None
         came, went = np.flatnonzero(self.op != DELETE), np.flatnonzero(self.op != INSERT)
         source = np.concatenate([came, went])
@@ -218,7 +218,7 @@ class EventBatch:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`rows`: the columns and `_op`, `_order`, `_xid`, `_commit_end_lsn`; a delete has its key only.
+    """`rows`: the columns and `_op`, `_hw_order`, `_hw_xid`, `_hw_commit_end_lsn`; a delete has its key only.
 
     `unchanged` says which values of an upsert must be taken from the row as it was, which is found under `before`.
     """
