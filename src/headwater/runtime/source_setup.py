@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import HeadwaterError, SourceError, TransientError, UsageError
 
 if TYPE_CHECKING:
+    from headwater.connectors.postgres.catalogue import Present
     from headwater.connectors.postgres.client import PostgresConfig
 
 
@@ -132,13 +133,13 @@ def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, froze
     return info, streamed, {"mark": mark, "oid": info.oid, "schema_oid": info.schema_oid, "membership": entry}
 
 
-def names_now(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) -> list[tuple[int | None, str | None]]:
-    """For each table (number, schema, name): the number of the one that has this name now, and its own name now."""
+def present(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) -> list[Present]:
+    """For each table (number, schema, name) what has become of it."""
     from headwater.connectors.postgres import catalogue
     from headwater.connectors.postgres.client import connect
 
     with connect(config) as conn:
-        return catalogue.names_now(conn, tables)
+        return catalogue.present(conn, tables)
 
 
 def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False, unreadable: bool = False) -> int:
