@@ -159,6 +159,7 @@ SOURCES: Final[dict[str, str]] = {
     "SOURCE_COLUMN_NOT_FOUND": "the source says that a column does not exist",
     "SOURCE_FAILED": "the source answered with an error",
     "SOURCE_IO": "the source cannot read or write its own files",
+    "SOURCE_KEY_CHANGED": "the table has another key at the source; it stops, or is copied anew if that was undone",
     "SOURCE_NOT_A_TABLE": "what is to be captured is not a table",
     "SOURCE_NOT_FOUND": "the source's database or role does not exist",
     "SOURCE_NOT_RELEASED": "a source was dropped, but its slot at the server could not be; the hint has the statement",

@@ -119,11 +119,11 @@ def test_rate_limit_holds_inside_a_split_and_rate_and_parallelism_change_live(wo
     world.sql("CREATE TABLE slow (id int PRIMARY KEY, v text)")
     world.sql("INSERT INTO slow SELECT i, repeat('x', 500) FROM generate_series(1, 4000) i; ANALYZE slow")
     one = "backfill.num_rows_per_split='4000', backfill.parallelism='1'"
-    world.capture("public.slow", "slow", f"backfill.rate_limit='100', {one}")
+    world.capture("public.slow", "slow", f"backfill.rate_limit='10', {one}")
     world.until(lambda: bool(world.splits("slow")))
     assert len(world.splits("slow")) == 1
     time.sleep(4)
-    # One split of 4000 rows: were the limit only between splits, it would be here by now.
+    # A page of 100 rows of it takes ten seconds: were the limit only between reads, it would be here by now.
     assert world.splits("slow")[0]["state"] == "PLANNED"
     world.sql("UPDATE slow SET v = 'y' WHERE id % 100 = 0")
     assert waits_for(world, "slow") is None
@@ -146,17 +146,51 @@ def test_rows_of_a_slow_copy_are_seen_while_it_goes_on(world: World) -> None:
     world.sql("CREATE TABLE paced (id int PRIMARY KEY); INSERT INTO paced SELECT generate_series(1, 2000)")
     world.capture("public.paced", "paced", "backfill.rate_limit='100', backfill.parallelism='1'")
     world.until(lambda: len(world.splits("paced")) == 4)
-
-    def rows() -> int:
-        found = world.engine.execute("SELECT rows FROM hw_catalog.hw_progress WHERE name = 'paced'")[0]
-        assert found is not None
-        return int(found.rows[0]["rows"])
-
-    world.until(lambda: rows() > 0)
-    assert rows() < 2000 and world.state("paced") == "creating"
+    world.until(lambda: copied(world, "paced")["rows"] > 0)
+    assert copied(world, "paced")["rows"] < 2000 and world.state("paced") == "creating"
     world.engine.execute("ALTER TABLE paced SET BACKFILL_RATE_LIMIT = DEFAULT")
     world.live("paced")
     world.assert_equal("paced", "paced")
+
+
+def copied(world: World, name: str) -> dict[str, Any]:
+    found = world.engine.execute(f"SELECT * FROM hw_catalog.hw_progress WHERE name = '{name}'")[0]
+    assert found is not None
+    return found.rows[0]
+
+
+def test_rows_of_a_copy_go_on_to_be_seen_when_it_is_slowed_down_in_the_middle_of_a_split(world: World) -> None:
+    world.sql("CREATE TABLE slowed (id int PRIMARY KEY, v int)")
+    world.sql("INSERT INTO slowed SELECT i, i FROM generate_series(1, 6000) i")
+    world.capture("public.slowed", "slowed", "backfill.rate_limit='150', backfill.num_rows_per_split='3000'")
+    world.until(lambda: len(world.splits("slowed")) == 2)  # read in pages of 750 rows, the first of which has begun
+    world.engine.execute("ALTER TABLE slowed SET BACKFILL_RATE_LIMIT = 20")
+    seen = [copied(world, "slowed")]
+    while seen[-1]["rows"] < 200:
+        before = seen[-1]["rows"]
+        world.until(lambda before=before: copied(world, "slowed")["rows"] > before, 30)  # type: ignore[misc]
+        seen.append(copied(world, "slowed"))
+    assert [s["rows"] for s in seen] == sorted(s["rows"] for s in seen) and seen[1]["rows"] == 100
+    # There are no statistics, and the number of splits grows.
+    assert [s["percent"] for s in seen] == sorted(s["percent"] for s in seen)
+    world.sql("UPDATE slowed SET v = -v WHERE id % 10 = 0; UPDATE slowed SET id = id + 10000 WHERE id % 1000 = 1")
+    world.engine.execute("RECOVER")
+    world.engine.execute("ALTER TABLE slowed SET BACKFILL_RATE_LIMIT = DEFAULT")
+    world.live("slowed")
+    world.assert_equal("slowed", "slowed")
+    found = world.engine.execute("VERIFY slowed")[0]
+    assert found is not None and all(row["equal"] for row in found.rows) and len(found.rows) >= 4
+
+
+def test_a_table_read_in_physical_ranges_is_slowed_down_too_and_its_rows_are_counted(world: World) -> None:
+    world.sql("CREATE TABLE bare (a int, b text); ALTER TABLE bare REPLICA IDENTITY FULL")
+    world.sql("INSERT INTO bare SELECT i, repeat('x', 400) FROM generate_series(1, 2000) i; ANALYZE bare")
+    world.capture("public.bare", "bare", "backfill.rate_limit='100', backfill.parallelism='1'")
+    world.until(lambda: 0 < copied(world, "bare")["rows"] < 2000, 30)
+    world.sql("DELETE FROM bare WHERE a % 7 = 0; UPDATE bare SET b = 'y' WHERE a % 5 = 0")
+    world.engine.execute("ALTER TABLE bare SET BACKFILL_RATE_LIMIT = DEFAULT")
+    world.live("bare")
+    world.assert_equal("bare", "bare")
 
 
 def test_resume_waits_for_nothing_that_has_gathered_and_that_comes_in_epochs_of_bounded_size(

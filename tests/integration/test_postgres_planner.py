@@ -11,7 +11,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from headwater.capture.splits import Split, SplitKind, splits_between
+from headwater.capture.splits import Page, Split, SplitKind, splits_between
 from headwater.connectors.postgres import planner, slots
 from headwater.connectors.postgres.catalogue import TableInfo, describe, list_tables
 from headwater.connectors.postgres.check import check_source
@@ -20,6 +20,7 @@ from headwater.connectors.postgres.planner import (
     copy_statement,
     current_types,
     marked_read,
+    page_end,
     plan_splits,
     split_query,
     visible,
@@ -268,6 +269,28 @@ def test_split_is_read_by_the_index(db: Db) -> None:
     query = split_query(table, ["a", "v"], split).as_string(db.conn)
     plan = "\n".join(r[0] for r in db.conn.execute(f"EXPLAIN {query}".encode()))
     assert "t_pkey" in plan and "Index Cond: ((ROW(a, b) >= ROW(" in plan
+
+
+def test_a_page_ends_inside_of_its_split_or_is_all_of_it(db: Db) -> None:
+    db.run(
+        "CREATE TABLE t (a int, b int, PRIMARY KEY (a, b))",
+        "INSERT INTO t SELECT g / 10, g FROM generate_series(1, 1000) g",
+        "ANALYZE t",
+    )
+    table = db.table("t")
+    split = Split(3, ("10", "100"), ("40", "400"))
+    assert page_end(db.conn, table, split, Page(most=100, rows=50)) == ("15", "150")
+    assert page_end(db.conn, table, split, Page(most=300, rows=150)) is None
+    assert page_end(db.conn, table, split, Page(most=299, rows=299)) == ("39", "399")
+    assert page_end(db.conn, table, split, Page(most=100)) is None
+    assert page_end(db.conn, table, Split(1, None, None), Page(most=1000, rows=1000)) is None
+    physical = db.table("t")
+    whole = Split(1, None, None, SplitKind.CTID)
+    per_page = physical.rows / physical.largest_pages
+    two = Page(rows=round(2 * per_page) - 1)
+    assert physical.largest_pages > 4 and page_end(db.conn, physical, whole, two) == ("(2,0)",)
+    last = Split(2, (f"({physical.largest_pages - 4},0)",), None, SplitKind.CTID)
+    assert page_end(db.conn, physical, last, Page(rows=round(2 * per_page) + 1)) is None
 
 
 def test_names_that_need_quoting_work_everywhere(db: Db) -> None:

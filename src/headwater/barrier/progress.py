@@ -14,6 +14,15 @@ RATE_WINDOW_S: Final = 10.0
 CAP_PERCENT: Final = 99.99  # until the job is published
 
 
+def percent_of(
+    *, done: int = 0, total: int = 0, rows: int = 0, total_rows: int = 0, least_percent: float = 0.0, **_: Any
+) -> float:
+    """By rows where their number is known, else by parts. `least_percent` was shown before, and parts may be cut."""
+    whole, part = (total_rows, rows) if total_rows else (total, done)
+    share = 100.0 * part / whole if whole > 0 else 0.0
+    return min(CAP_PERCENT, max(least_percent, round(share, 2)))
+
+
 @dataclass(slots=True)
 class JobProgress:
     """One job's progress. `done` and `total` count splits, vnodes or epochs, whatever the phase says."""
@@ -26,6 +35,7 @@ class JobProgress:
     rows: int = 0
     total_rows: int = 0
     bytes: int = 0
+    least_percent: float = 0.0
     waiting_for: str = ""
     finished: bool = False
     generation: int = 0
@@ -43,6 +53,7 @@ class JobProgress:
         rows: int | None = None,
         total_rows: int | None = None,
         bytes: int | None = None,
+        least_percent: float | None = None,
         waiting_for: str | None = None,
     ) -> bool:
         """Take a report; False if it is stale."""
@@ -56,6 +67,7 @@ class JobProgress:
             self.total = total
         if total_rows is not None:
             self.total_rows = total_rows
+        self.least_percent = max(self.least_percent, least_percent or 0.0)
         self.done = max(self.done, done or 0)
         self.bytes = max(self.bytes, bytes or 0)
         if rows is not None and rows >= self.rows:
@@ -68,6 +80,7 @@ class JobProgress:
     def _restart(self, generation: int) -> None:
         self.generation = generation
         self.done = self.rows = self.bytes = 0
+        self.least_percent = 0.0
         self.finished = False
         self._samples.clear()
 
@@ -110,10 +123,13 @@ class JobProgress:
     def percent(self) -> float:
         if self.finished:
             return 100.0
-        whole, part = (self.total_rows, self.rows) if self.total_rows else (self.total, self.done)
-        if whole <= 0:
-            return 0.0
-        return min(CAP_PERCENT, round(100.0 * part / whole, 2))
+        return percent_of(
+            done=self.done,
+            total=self.total,
+            rows=self.rows,
+            total_rows=self.total_rows,
+            least_percent=self.least_percent,
+        )
 
     def eta_s(self, now_s: float) -> float | None:
         rate = self.rows_per_s(now_s)

@@ -3,7 +3,7 @@
 A bound is the source's own text of each key column (a tuple of strings), so that it can be stored as JSON, shown, and
 put back into a statement without loss; None is an open end. The first split is open to the left and the last one to the
 right: every key, also one inserted later, belongs to exactly one split. The bounds are chosen by each connector's
-`planner.py`.
+`planner.py`. A read may take a part of its split only, a `Page`; what it leaves is a split of its own from then on.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ MAX_SPLITS: Final = 10_000  # per table: each is a row of state in every checkpo
 DEFAULT_ROWS_PER_SPLIT: Final = 100_000
 LIMITED_SPLIT_S: Final = 5  # a split of a copy with a rate limit: what is read is seen when its split is handed over
 LEAST_ROWS_PER_SPLIT: Final = 100  # fewer would be more work for us and the server than the rows are
+WHOLE_UP_TO: Final = 2  # pages: a split that is not larger is read whole, so that no small rests are left
+TOO_LONG: Final = 4  # pages: a read of more is given up when a limit comes, and made anew as pages
 
 Bound = tuple[str, ...]
 
@@ -29,8 +31,30 @@ def rows_per_split(wanted: int | None, rate_limit: int | None, readers: int) -> 
         return wanted
     if not rate_limit:
         return DEFAULT_ROWS_PER_SPLIT
-    paced = rate_limit * LIMITED_SPLIT_S // max(1, readers)
-    return min(DEFAULT_ROWS_PER_SPLIT, max(LEAST_ROWS_PER_SPLIT, paced))
+    return min(DEFAULT_ROWS_PER_SPLIT, paced_rows(rate_limit, readers))
+
+
+def paced_rows(rate_limit: int, readers: int, least: int = LEAST_ROWS_PER_SPLIT) -> int:
+    """How many rows one of several readers gets under a limit, in the time after which something is to be seen."""
+    return max(least, rate_limit * LIMITED_SPLIT_S // max(1, readers))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """How much of a split one read takes: of a split with more than `most` rows the first `rows`, in its order; with
+    `rows` 0 all of it, and `most` is what is expected. `most` 0: not known, and the read is never given up. No page is
+    planned smaller than `least`."""
+
+    most: int = 0
+    rows: int = 0
+    least: int = LEAST_ROWS_PER_SPLIT
+
+    def too_long(self, rate_limit: int, readers: int) -> bool:
+        """Whether a read that was begun so would show nothing for long under this limit."""
+        return self.most > TOO_LONG * paced_rows(rate_limit, readers, self.least)
+
+
+WHOLE: Final = Page()
 
 
 class SplitKind(StrEnum):
@@ -46,7 +70,8 @@ class SplitKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One range of a table. `split_id` counts from 1 in the order of the ranges."""
+    """One range of a table. `split_id` counts from 1 in the order of the ranges as planned; what a read left of one
+    has the next free number."""
 
     split_id: int
     left: Bound | None

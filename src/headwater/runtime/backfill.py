@@ -23,12 +23,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.cdc.mark import DROP
 from headwater.backfill.cdc.state import CursorState, SplitEvent, SplitState, migrated, step
-from headwater.capture.splits import MAX_SPLITS, SplitKind, bound_from_json
+from headwater.barrier.progress import percent_of
+from headwater.capture.splits import (
+    DEFAULT_ROWS_PER_SPLIT,
+    LEAST_ROWS_PER_SPLIT,
+    MAX_SPLITS,
+    WHOLE,
+    WHOLE_UP_TO,
+    Page,
+    SplitKind,
+    bound_from_json,
+    paced_rows,
+)
 from headwater.errors import HeadwaterError, UsageError
 from headwater.runtime.captured_job import CapturedJob
 from headwater.runtime.copying import Copying, SharedSnapshot
 from headwater.runtime.shape import TableShape, evolved
-from headwater.runtime.splits import CapturedState, Prepared, SplitInfo, bounds_of, split_of
+from headwater.runtime.splits import CapturedState, Prepared, SplitInfo, bounds_of, in_order, split_of
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment, SplitRow
 
 if TYPE_CHECKING:
@@ -47,7 +58,7 @@ class TableBackfill(CapturedJob):
     def __init__(self, core: EngineCore, source: SourceRuntime, job: JobRow) -> None:
         super().__init__(core, source, job)
         self.generation = 1
-        self.splits: dict[int, SplitInfo] = {}
+        self.splits: dict[int, SplitInfo] = {}  # in the order of their ranges
         self.planned = False
         self.kind = SplitKind.KEY
         self.cursor = False
@@ -60,7 +71,7 @@ class TableBackfill(CapturedJob):
         self.repairing = asyncio.Lock()  # two differences of one table would each miss what the other does
         self._dirty: list[SplitRow] = []
         self._changing = threading.Lock()  # reads are noted in one thread, a barrier looks in another
-        self._totals: dict[str, int] = {}
+        self._totals: dict[str, Any] = {}
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._launch_floor = self.floor
@@ -90,13 +101,23 @@ class TableBackfill(CapturedJob):
         """`backfill.parallelism='0'`: one cursor over the table, page by page (v1)."""
         return self.settings.get("backfill_parallelism") == 0
 
-    @property
-    def page_rows(self) -> int:
-        """Of a copy by one cursor: how many rows it reads at a time; 0 for all others."""
-        if not self.cursor:
-            return 0
-        wanted = int(self.settings.get("snapshot_batch_size") or DEFAULT_PAGE_ROWS)
-        return max(wanted, -(-self.estimate // MAX_SPLITS))
+    def page(self, readers: int, *, in_parts: bool) -> Page:
+        """How much of its split each of so many readers takes: a cursor a page, a limited read what the limit allows in
+        some seconds, and others the whole, which they always do if it is not possible `in_parts`."""
+        fewest = -(-self.estimate // MAX_SPLITS)
+        least = max(LEAST_ROWS_PER_SPLIT, fewest)
+        paced = paced_rows(self.rate_limit, readers, least) if self.rate_limit else None
+        if self.cursor:
+            wanted = max(int(self.settings.get("snapshot_batch_size") or DEFAULT_PAGE_ROWS), fewest)
+            rows = min(wanted, paced or wanted)
+            return Page(rows, rows, least)
+        if not in_parts or len(self.splits) >= MAX_SPLITS:
+            return WHOLE
+        if self.kind is SplitKind.CTID:  # never given up: all that was read under the same snapshot would be lost
+            return Page(0, paced, least) if paced else WHOLE
+        if paced:
+            return Page(WHOLE_UP_TO * paced, paced, least)
+        return Page(int(self.settings.get("backfill_num_rows_per_split") or DEFAULT_ROWS_PER_SPLIT), 0, least)
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +133,7 @@ class TableBackfill(CapturedJob):
         rows = self.core.meta.split_rows(self.table_id)
         newest = max((r.generation for r in rows), default=self.generation)
         self.generation = int(self._resync.get("generation") or newest)
-        rows = [r for r in rows if r.generation == self.generation]
+        rows = in_order(r for r in rows if r.generation == self.generation)
         self._dirty = []
         for prepared in (self.prepared, self._applied):
             if prepared is not None and not 0 < prepared.applied <= self.core.meta.committed_epoch():
@@ -247,9 +268,12 @@ class TableBackfill(CapturedJob):
 
     def staged(self, batch: list[SplitInfo], highest: int) -> None:
         """These splits are read, and their files complete."""
+        batch = [info for info in batch if self.splits.get(info.row.split_id) is info]
+        if not batch:
+            return  # loaded anew meanwhile, as the last checkpoint has them
         with self._changing:
             for info in batch:
-                self._cut_off_page(info)
+                self._keep_rest(info)
                 info.state = step(info.state, SplitEvent.READ_FINISHED)
                 self._dirty.append(info.row)
         # Reads that begin now see at least what these have seen.
@@ -258,14 +282,18 @@ class TableBackfill(CapturedJob):
             self.source.reader.nudge(highest)
         self.report()
 
-    def _cut_off_page(self, info: SplitInfo) -> None:
-        """What a cursor's page has left of its split is a split of its own, stored together with the page."""
-        if self.cursor and info.row.right is not None and info.row.split_id == max(self.splits):
-            row = SplitRow(
-                self.table_id, self.generation, info.row.split_id + 1, info.row.right, None, SplitState.PLANNED
-            )
-            self.splits = {**self.splits, row.split_id: SplitInfo(row, SplitState.PLANNED)}
-            self._dirty.append(row)
+    def _keep_rest(self, info: SplitInfo) -> None:
+        """What a read has left of its split is a split of its own, stored together with what it read."""
+        order = list(self.splits.values())
+        behind = 1 + next(i for i, x in enumerate(order) if x is info)
+        end = order[behind].row.left if behind < len(order) else None
+        if info.row.right == end:
+            return
+        number = max(self.splits) + 1
+        row = SplitRow(self.table_id, self.generation, number, info.row.right, end, SplitState.PLANNED)
+        order.insert(behind, SplitInfo(row, SplitState.PLANNED))
+        self.splits = {x.row.split_id: x for x in order}  # another one: a barrier may be looking at the old
+        self._dirty.append(row)
 
     def low_lsn(self, snapshot: str) -> int:
         """The position just before the first transaction of the spool that a read with this snapshot had not seen."""
@@ -313,7 +341,7 @@ class TableBackfill(CapturedJob):
         return self._state(0, target, list(self.splits.values()))
 
     def _state(self, last: int, target: int, handing: list[SplitInfo]) -> CapturedState:
-        order = sorted(self.splits.values(), key=lambda x: x.row.split_id)
+        order = list(self.splits.values())
         bounds: tuple[tuple[str, ...], ...] = ()
         if self.kind is SplitKind.CTID:
             order = order[:1]  # all in the same state, with the same snapshot
@@ -466,14 +494,15 @@ class TableBackfill(CapturedJob):
             "bytes": sum(x.row.bytes for x in read),
         }
         before = self._totals if self._totals.get("generation") == self.generation else {}
-        totals = {name: max(value, before.get(name, 0)) for name, value in found.items()}
+        totals: dict[str, Any] = {name: max(value, before.get(name, 0)) for name, value in found.items()}
         totals |= {"generation": self.generation, "total": len(self.splits)}
         totals["total_rows"] = max(self.estimate, totals["rows"]) if self.estimate else 0
+        totals["least_percent"] = percent_of(**before)  # a split that is cut in two makes the total grow
         if totals != self._totals:
             self._totals = totals
             contribution.states[(self.table_id, "progress")] = totals
 
-    def progress_committed(self, totals: dict[str, int] | None) -> None:
+    def progress_committed(self, totals: dict[str, Any] | None) -> None:
         if totals is not None:
             self.core.report_progress(self.table_id, **totals)
         progress = self.core.progress_of(self.table_id)

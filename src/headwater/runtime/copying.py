@@ -207,14 +207,13 @@ class Copying:
 
     async def _read_whole(self, waiting: list[SplitInfo]) -> None:
         """Physical ranges: a row that an update moved between two reads would be missed, or seen twice."""
-        if len(self.table.splits) == 1:
+        if len(self.table.splits) == 1 and self.table.rate_limit is None:
             await self._read(waiting, SharedSnapshot(), readers=1)
             return
         async with exported_snapshot(self.table.source.config, self.table.oid) as snapshot:
-            while waiting:
+            while waiting := self._waiting():  # what a read has left of its split is among them
                 batch = waiting[: self._batch]
                 await self._read(batch, snapshot, readers=len(batch))
-                waiting = waiting[len(batch) :]
 
     @property
     def _batch(self) -> int:
@@ -276,7 +275,8 @@ class Copying:
 
     def _read_tasks(self, batch: list[SplitInfo], snapshot: SharedSnapshot, readers: int) -> list[Any]:
         tasks = self.table.read_tasks([i.row for i in batch], snapshot, readers)
-        return [dataclasses.replace(t, page_rows=self.table.page_rows) for t in tasks] if self.table.cursor else tasks
+        page = self.table.page(readers, in_parts=self.table.kind is SplitKind.KEY or bool(snapshot.name))
+        return [dataclasses.replace(t, page=page) for t in tasks]
 
     async def _take(self, batch: list[SplitInfo], results: dict[int, dict[str, Any]]) -> None:
         self.core.forget_files(await asyncio.to_thread(self._staged, batch, results))

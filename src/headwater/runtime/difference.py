@@ -91,7 +91,7 @@ def _kept(state: CapturedState, copy: list[NewSegment], truncate: list[int] | No
 async def resync_difference(table: TableBackfill) -> None:
     """All splits of a resync are read: make the difference of the table and the new copy, and hand it over."""
     core = table.core
-    splits = sorted(table.splits.values(), key=lambda x: x.row.split_id)
+    splits = list(table.splits.values())
     async with standing(table, max(x.high for x in splits)) as (epoch, position):
         core.queries.reading[id(splits)] = epoch
         try:

@@ -7,6 +7,7 @@
     the publication's options were changed (`publish = 'insert'`)                 ─► the same
     another table has the captured one's name now                                 ─► copy of that one
     an ALTER changed old rows without an event                                    ─► copy
+    its key is another one                                                        ─► copy if that was undone, or stop
 
 `runtime/shape.py` says which columns a table gets, `backfill.py` makes the copy. A whole stream that is lost is
 `SourceRuntime.heal`.
@@ -25,13 +26,14 @@ from headwater.runtime import source_setup as setup
 from headwater.storage.checkpoint import Contribution
 
 if TYPE_CHECKING:
+    from headwater.connectors.postgres.catalogue import Present
     from headwater.connectors.postgres.layout import Layout
     from headwater.engine import EngineCore
     from headwater.runtime.backfill import TableBackfill
     from headwater.runtime.source_runtime import SourceRuntime
 
 # The stream does not have what the table needs, but the source does.
-TABLE_LOST: Final = frozenset({"TOAST_VALUE_UNKNOWN", "ROW_UNKNOWN", "SOURCE_TABLE_UNPUBLISHED"})
+TABLE_LOST: Final = frozenset({"TOAST_VALUE_UNKNOWN", "ROW_UNKNOWN", "SOURCE_TABLE_UNPUBLISHED", "SOURCE_KEY_CHANGED"})
 # May come of another shape than the captured one.
 SHAPE_SUSPECTS: Final = frozenset(
     {
@@ -184,12 +186,13 @@ class Healing:
         self._names_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
         wanted = [(t.oid, *t.captured["external"]) for t in tables]
         try:
-            found = await asyncio.to_thread(setup.tables_now, source.config, wanted)
+            found = await asyncio.to_thread(setup.present, source.config, wanted)
         except HeadwaterError:
             return  # the reader says what is wrong
-        for table, (oid, name_now, layout) in zip(tables, found, strict=True):
+        for table, (now, layout) in zip(tables, found, strict=True):
             if table.table_id in source.tables and not table.failed and not table.replacing:
-                await self._guarded(table, self._named(table, oid, name_now))
+                await self._guarded(table, self._named(table, now.named_oid, now.name))
+                await self._guarded(table, self._check_key(table, now))
                 await self._guarded(table, self._laid_out(table, layout))
 
     async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
@@ -216,6 +219,16 @@ class Healing:
                 hint=f"DROP and CREATE {table.name} FROM its new name: under the old one it cannot be read anew",
             )
             self.core.record_error(table.table_id, table.name, notice, retrying=False)
+
+    async def _check_key(self, table: TableBackfill, now: Present) -> None:
+        """The key is the one that was captured: where it is the replica identity, the stream says so."""
+        from headwater.connectors.postgres.shape import key_changed
+
+        if table.failed or table.replacing or table.schema.multiset or now.named_oid != table.oid:
+            return
+        if now.replica_identity != "d" and sorted(now.key) != sorted(table.schema.key):
+            error = key_changed(".".join(table.captured["external"]), now.key)
+            await table.copy_anew(follow=False, notice=error)
 
     async def _laid_out(self, table: TableBackfill, layout: Layout) -> None:
         """Old rows are still what they were when the table entered the stream, but for what events have said since."""

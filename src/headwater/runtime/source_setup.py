@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.errors import HeadwaterError, SourceError, TransientError, UsageError
 
 if TYPE_CHECKING:
+    from headwater.connectors.postgres.catalogue import Present
     from headwater.connectors.postgres.client import PostgresConfig
     from headwater.connectors.postgres.layout import Layout
 
@@ -139,17 +140,15 @@ def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, froze
     return info, streamed, {"mark": mark, **entered}
 
 
-def tables_now(
-    config: PostgresConfig, tables: Sequence[tuple[int, str, str]]
-) -> list[tuple[int | None, str | None, Layout]]:
-    """For each table (number, schema, name): the number of the one that has this name now, its own name and layout."""
-    from headwater.connectors.postgres.catalogue import names_now
+def present(config: PostgresConfig, tables: Sequence[tuple[int, str, str]]) -> list[tuple[Present, Layout]]:
+    """For each table (number, schema, name) what has become of it, and of its columns."""
+    from headwater.connectors.postgres import catalogue
     from headwater.connectors.postgres.client import connect
     from headwater.connectors.postgres.layout import layouts
 
     with connect(config) as conn:
-        found = zip(names_now(conn, tables), layouts(conn, [oid for oid, _, _ in tables]), strict=True)
-        return [(*names, layout) for names, layout in found]
+        found = catalogue.present(conn, tables)
+        return list(zip(found, layouts(conn, [oid for oid, _, _ in tables]), strict=True))
 
 
 def new_slot(config: PostgresConfig, *, ours: bool, publication_lost: bool = False, unreadable: bool = False) -> int:

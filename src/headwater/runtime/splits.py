@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,15 @@ class CapturedState:
             if split.segment is not None and not emptied:
                 found.append(split.segment)
         return found
+
+
+def in_order(rows: Iterable[SplitRow]) -> list[SplitRow]:
+    """The splits of a table in the order of their ranges: each begins where the one before it ends."""
+    begins = {row.left: row for row in rows}
+    found: list[SplitRow] = []
+    while begins:
+        found.append(begins.pop(found[-1].right if found else None))
+    return found
 
 
 def bounds_of(split: Split) -> tuple[str | None, str | None]:

@@ -22,7 +22,7 @@ from headwater.capture.splits import SplitKind, bound_from_json
 from headwater.errors import UsageError
 from headwater.runtime.copying import SharedSnapshot, entry, exported_snapshot
 from headwater.runtime.difference import add_unseen, handed_over, prepare, standing
-from headwater.runtime.splits import CapturedState
+from headwater.runtime.splits import CapturedState, in_order
 from headwater.storage.checkpoint import NewSegment, Segment, SplitRow
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ async def _compare(
     from headwater.spark.verify import checksums
 
     rows = await asyncio.to_thread(core.meta.split_rows, table.table_id)
-    rows = [r for r in rows if r.generation == table.generation]
+    rows = in_order(r for r in rows if r.generation == table.generation)
     bounds: Bounds = ()
     if table.kind is SplitKind.KEY:
         bounds = tuple(bound_from_json(r.left) or () for r in rows[1:])

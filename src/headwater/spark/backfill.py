@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headwater.backfill.cdc.notes import Notes
 from headwater.backfill.cdc.state import ReadPaused
-from headwater.capture.splits import Split
+from headwater.capture.splits import WHOLE, Page, Split
 from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import PostgresConfig
 from headwater.connectors.postgres.types import ColumnPlan
@@ -70,8 +70,8 @@ class ReadSplit:
     low: str = ""
     generation: int = 0
     storage: str = ""
-    page_rows: int = 0
-    """Not 0: read at most about so many rows of the split, in key order, and say where they end (`right`)."""
+    page: Page = WHOLE
+    """How much of the split to read; the result says where that ends (`right`)."""
 
     @property
     def subject(self) -> int:
@@ -81,13 +81,13 @@ class ReadSplit:
         yield from ReadInTurn((self,)).run()
 
     def fetch(self, conn: Any, expected_bytes: int = 0) -> Fetched:
-        from headwater.connectors.postgres.planner import check_storage, next_page, storage
+        from headwater.connectors.postgres.planner import check_storage, page_end, storage
 
         split = self.split
         before = self.storage or storage(conn, self.table.oid)
         with self._marked(conn) as mark:
-            if self.page_rows:
-                split = dataclasses.replace(split, right=next_page(conn, self.table, split.left, self.page_rows))
+            if end := page_end(conn, self.table, split, self.page):
+                split = dataclasses.replace(split, right=end)
             rows = self._read(conn, split, expected_bytes)
             check_storage(conn, self.table, before)
         return Fetched(rows, mark, split.right_json)
@@ -136,7 +136,7 @@ class ReadSplit:
         from headwater.connectors.postgres.copyreader import BLOCK_BYTES, CopyReader
         from headwater.connectors.postgres.planner import copy_statement
 
-        pace = Pace(self.data_dir, self.control, self.readers)
+        pace = Pace(self.data_dir, self.control, self.readers, self.page)
         pace.wait(0)
         names, absent = [p.name for p in self.plans], [p.name for p in self.plans if p.absent]
         binary = self._as_binary(conn)
@@ -285,10 +285,14 @@ class ReadInTurn:
 
 
 class Pace:
-    """The rate limit of a table's copy, read from a small file that the engine rewrites when it changes."""
+    """The rate limit of a table's copy, read from a small file that the engine rewrites when it changes.
 
-    def __init__(self, data_dir: DataDir, control: str, readers: int) -> None:
+    A read that a limit holds up for too long is given up: `page` says what it was begun with.
+    """
+
+    def __init__(self, data_dir: DataDir, control: str, readers: int, page: Page = WHOLE) -> None:
         self.data_dir, self.control, self.readers = data_dir, control, max(1, readers)
+        self.page = page
         self._looked = 0.0
         self._limit: int | None = None
         self._free_at = time.monotonic()
@@ -322,3 +326,5 @@ class Pace:
                 self._limit = json.loads(source.read())["rate"]
         except (OSError, ValueError):
             return  # being rewritten, or gone: what held so far holds
+        if self._limit and self.page.too_long(self._limit, self.readers):
+            raise ReadPaused(ReadPaused.CODE, "the rate limit was lowered")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.backfill.cdc.state import SplitState
-from headwater.runtime.splits import CapturedState, SplitInfo
+from headwater.runtime.splits import CapturedState, SplitInfo, in_order
 from headwater.storage.checkpoint import NewSegment, SplitRow
 
 
@@ -39,3 +39,10 @@ def test_a_truncate_before_everything_unseen_leaves_the_rows() -> None:
 
 def test_each_split_is_judged_by_its_own_read() -> None:
     assert handed([100, 7], split(1, 50, "5:6:"), split(2, 50, "9:9:")) == ["file 2"]
+
+
+def test_splits_that_were_cut_have_the_order_of_their_ranges_and_not_of_their_numbers() -> None:
+    ranges = [(1, None, '["3"]'), (2, '["7"]', None), (3, '["3"]', '["5"]'), (4, '["5"]', '["7"]')]
+    rows = [SplitRow(1, 1, number, left, right, SplitState.PLANNED) for number, left, right in ranges]
+    assert [row.split_id for row in in_order(rows)] == [1, 3, 4, 2]
+    assert in_order([]) == []

@@ -7,8 +7,11 @@ import pytest
 from headwater.capture.splits import (
     DEFAULT_ROWS_PER_SPLIT,
     LEAST_ROWS_PER_SPLIT,
+    WHOLE,
+    Page,
     Split,
     bound_from_json,
+    paced_rows,
     rows_per_split,
     splits_between,
 )
@@ -97,6 +100,17 @@ def test_password_is_a_reference_until_it_is_used(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HW_TEST_PASSWORD", "geheim")
     assert config.conninfo()["password"] == "geheim"
     assert "geheim" not in repr(config) and "HW_TEST" not in repr(config)
+
+
+def test_a_read_is_given_up_when_it_would_be_far_longer_than_the_pages_it_is_then_made_in() -> None:
+    begun = Page(most=100_000)
+    assert begun.too_long(1000, 1) and begun.too_long(4999, 1) and not begun.too_long(5000, 1)
+    assert begun.too_long(10_000, 4)
+    page = Page(most=2 * paced_rows(1000, 1), rows=paced_rows(1000, 1))
+    assert not page.too_long(500, 1) and page.too_long(499, 1)
+    assert not Page(most=2 * paced_rows(1, 4), rows=paced_rows(1, 4)).too_long(1, 4)
+    assert not Page(most=100_000, least=50_000).too_long(1, 1)  # smaller pages would be too many
+    assert not WHOLE.too_long(1, 1)
 
 
 def test_splits_of_a_slow_copy_are_small_unless_somebody_wants_them_otherwise() -> None:

@@ -62,7 +62,16 @@ SELECT coalesce(sum(greatest(c.reltuples, 0)), 0)::float8 AS tuples, coalesce(su
 # A deferrable key is none: the server does not take it as the replica identity (publishing the table would make every
 # UPDATE and DELETE of its users fail), and two rows may have it at once until their transaction ends.
 _NAMES_QUERY: Final = """
-SELECT named.oid::int8, own_schema.nspname || '.' || own.relname
+SELECT named.oid::int8 AS named_oid, own_schema.nspname || '.' || own.relname AS name,
+       own.relreplident::text AS replica_identity,
+       coalesce((SELECT array_agg(a.attname::text ORDER BY k.place)
+                   FROM (SELECT * FROM pg_index i
+                          WHERE i.indrelid = t.oid AND i.indisvalid AND i.indimmediate
+                            AND (i.indisprimary OR i.indisreplident AND own.relreplident = 'i')
+                          ORDER BY i.indisprimary DESC LIMIT 1) i,
+                        unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
+                   JOIN pg_attribute a ON a.attnum = k.attnum
+                  WHERE a.attrelid = t.oid AND k.place <= i.indnkeyatts), '{}') AS key
   FROM unnest(%s::int8[], %s::text[], %s::text[]) WITH ORDINALITY t(oid, schema, name, place)
   LEFT JOIN pg_namespace n ON n.nspname = t.schema
   LEFT JOIN pg_class named ON named.relnamespace = n.oid AND named.relname = t.name AND named.relkind IN ('r', 'p')
@@ -167,11 +176,21 @@ def list_tables(conn: Connection, schema: str | None = None) -> list[tuple[str, 
         return [(s, n) for s, n in conn.execute(_LIST_QUERY, (schema, schema))]
 
 
-def names_now(conn: Connection, tables: Sequence[tuple[int, str, str]]) -> list[tuple[int | None, str | None]]:
-    """For each table (number, schema, name): the number of the one that has this name now, and its own name now."""
+@dataclass(frozen=True, slots=True)
+class Present:
+    """What has become of a captured table: the number of the one that has its name; its own name, identity and key."""
+
+    named_oid: int | None
+    name: str | None
+    replica_identity: str | None
+    key: list[str]
+
+
+def present(conn: Connection, tables: Sequence[tuple[int, str, str]]) -> list[Present]:
+    """For each table (number, schema, name) what has become of it."""
     oids, schemas, names = zip(*tables, strict=True)
     with translated("looking at the tables' names"):
-        return conn.execute(_NAMES_QUERY, (list(oids), list(schemas), list(names))).fetchall()
+        return [Present(*row) for row in conn.execute(_NAMES_QUERY, (list(oids), list(schemas), list(names)))]
 
 
 def describe(conn: Connection, schema: str, name: str) -> TableInfo:

@@ -29,7 +29,16 @@ import numpy.typing as npt
 import psycopg
 from psycopg import sql
 
-from headwater.capture.splits import DEFAULT_ROWS_PER_SPLIT, MAX_SPLITS, Bound, Split, SplitKind, splits_between
+from headwater.capture.splits import (
+    DEFAULT_ROWS_PER_SPLIT,
+    MAX_SPLITS,
+    WHOLE_UP_TO,
+    Bound,
+    Page,
+    Split,
+    SplitKind,
+    splits_between,
+)
 from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import parse_lsn, translated
 from headwater.errors import TransientError
@@ -63,14 +72,40 @@ def plan_splits(conn: Connection, table: TableInfo, *, rows_per_split: int = DEF
 
 
 def plan_cursor(table: TableInfo) -> list[Split]:
-    """One cursor: a single split, from which each read cuts off a page (`next_page`). The key must have our order."""
+    """One cursor: a single split, from which each read cuts off a page (`page_end`). The key must have our order."""
     return [Split(1, None, None)] if table.ordered_key else []
 
 
-def next_page(conn: Connection, table: TableInfo, left: Bound | None, rows: int) -> Bound | None:
-    """Where a page of so many rows, which begins at `left`, ends; None: at the end of the table."""
+def page_end(conn: Connection, table: TableInfo, split: Split, page: Page) -> Bound | None:
+    """Where the page ends that a read takes of a split; None: where the split does."""
+    if not page.rows:
+        return None
+    if split.kind is SplitKind.CTID:
+        return _physical_end(table, split, page)
+    if page.most > page.rows and _key_after(conn, table, split, page.most) is None:
+        return None
+    return _key_after(conn, table, split, page.rows)
+
+
+def _physical_end(table: TableInfo, split: Split, page: Page) -> Bound | None:
+    """In pages of the table, by the rows that they have on average; of a partitioned one the same pages of each."""
+    first = _page_number(split.left) or 0
+    behind = _page_number(split.right) or table.largest_pages
+    per_page = table.rows / table.largest_pages if table.rows > 0 and table.largest_pages else ASSUMED_ROWS_PER_PAGE
+    if (behind - first) * per_page <= WHOLE_UP_TO * page.rows:
+        return None
+    end = first + max(1, math.ceil(page.rows / per_page))
+    return (f"({end},0)",) if end < behind else None
+
+
+def _page_number(bound: Bound | None) -> int | None:
+    return None if bound is None else int(bound[0][1:].partition(",")[0])
+
+
+def _key_after(conn: Connection, table: TableInfo, split: Split, rows: int) -> Bound | None:
+    """The key before which a split has so many rows; None: it has not more."""
     texts = _texts(table.key)
-    condition = split_condition(table.key, Split(0, left, None))
+    condition = split_condition(table.key, split)
     query = sql.SQL("SELECT {} FROM {} AS _hw {} ORDER BY {} OFFSET {} LIMIT 1").format(
         texts,
         table.from_clause,

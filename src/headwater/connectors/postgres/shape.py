@@ -130,6 +130,10 @@ def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tol
     lost = {*change.gone, *change.moved}
     if change.retyped or (lost and (not tolerant or keys & lost)):
         raise shape_changed(relation, str(change))
+    primary = tuple(c.name for c in relation.columns if c.key)
+    if keys and relation.replica_identity == "d" and keys != set(primary):
+        # Also of inserts: two rows may have the same values in what is our key.
+        raise key_changed(f"{relation.namespace}.{relation.name}", primary)
     slots = np.full(len(relation.columns), -1, np.int64)
     by_name = {column.name: i for i, column in enumerate(relation.columns)}
     for slot, plan in enumerate(plans):
@@ -146,6 +150,14 @@ def shape_changed(relation: Relation, what: str) -> DefiniteError:
         "SOURCE_SCHEMA_CHANGED",
         f"table {relation.namespace}.{relation.name} is not as it was captured: {what}",
         hint="RESYNC the table to take its new definition",
+    )
+
+
+def key_changed(table: str, now: Sequence[str]) -> DefiniteError:
+    return DefiniteError(
+        "SOURCE_KEY_CHANGED",
+        f"table {table} has another key than the captured one: ({', '.join(now)})",
+        hint="it is copied anew if the key is by now what it was",
     )
 
 
