@@ -196,6 +196,21 @@ def test_a_table_without_key_or_identity_is_refused_with_the_statement_to_type(w
     world.assert_equal('"No Key"', "nokey")
 
 
+def test_columns_of_the_source_may_begin_with_an_underscore(world: World) -> None:
+    world.sql("CREATE TABLE _docs (_id text PRIMARY KEY, _order int, _xid int); INSERT INTO _docs VALUES ('a', 1, 2)")
+    world.sql("CREATE TABLE _bag (_sign int, _id int); ALTER TABLE _bag REPLICA IDENTITY FULL")
+    world.sql("CREATE TABLE _ours (id int PRIMARY KEY, _op int)")
+    world.capture("public._docs", "_docs")
+    world.capture("public._bag", "_bag")
+    with pytest.raises(UsageError, match="RESERVED_NAME"):
+        world.capture("public._ours", "_ours")
+    world.live("_docs", "_bag")
+    world.sql("INSERT INTO _docs VALUES ('b', 3, 4); UPDATE _docs SET _id = 'c', _order = 5 WHERE _id = 'a'")
+    world.sql("INSERT INTO _bag VALUES (1, 1), (1, 1), (-1, 2); DELETE FROM _bag WHERE _sign = -1")
+    world.assert_equal("_docs", "_docs")
+    world.assert_equal("_bag", "_bag")
+
+
 def test_a_unique_index_that_names_rows_is_a_key(world: World) -> None:
     world.sql("CREATE TABLE uni (a int NOT NULL, b text); CREATE UNIQUE INDEX uni_a ON uni (a)")
     world.sql("ALTER TABLE uni REPLICA IDENTITY USING INDEX uni_a; INSERT INTO uni VALUES (1, 'x'), (2, 'y')")
