@@ -139,6 +139,7 @@ SOURCES: Final[dict[str, str]] = {
     "COLUMN_NOT_FOUND": "the source's table has no such column",
     "COLUMN_TYPE_DIFFERS": "a column is declared otherwise than it arrives",
     "COPY_MALFORMED": "a row of the copy does not have the expected fields",
+    "DECODING_FAILED": "the changes of a table could not be decoded, by a mistake of Headwater's; RESYNC goes on",
     "GENERATED_COLUMN": "this Postgres does not stream generated columns",
     "INVALID_OPTION": "an option of the source has an invalid value",
     "INVALID_POSITION": "a text is not a position in the source's log",

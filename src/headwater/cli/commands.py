@@ -20,6 +20,7 @@ from headwater import __version__
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.input import read_text
 from headwater.cli.live import Reporter, error_line, status_table
+from headwater.cli.options import DEFAULT_DIR, DataDir
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
 from headwater.config import parse_parameter, suggestion
@@ -37,12 +38,7 @@ POLL_S: Final = 0.5
 WIDE: Final = 1000
 ERRORS_SHOWN: Final = 5
 
-DataDir = Annotated[
-    Path,
-    typer.Option("--data-dir", envvar="HEADWATER_DATA_DIR", help="where everything is kept", show_default=True),
-]
 Form = Annotated[str, typer.Option("--format", help="table, csv or json")]
-DEFAULT_DIR: Final = Path("headwater-data")
 
 
 class Options:
@@ -101,6 +97,9 @@ def demo(
     keep: Annotated[bool, typer.Option("--keep", help="leave everything running to look at")] = False,
     rows: Annotated[int, typer.Option("--rows", help="orders in the shop at the start")] = 300_000,
     seconds: Annotated[int, typer.Option("--seconds", help="how long the load runs after the backfill")] = 15,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="keep the engine's data here; else it is gone at the end")
+    ] = None,
 ) -> None:
     """A real Postgres under load, a backfill, a view, a sink, a crash, and a comparison. Exit code 0: all is equal.
 
@@ -108,7 +107,9 @@ def demo(
     """
     from headwater.demo import run_demo
 
-    raise typer.Exit(run_demo(keep=keep, rows=rows, seconds=seconds))
+    if data_dir is not None and data_dir.exists():
+        raise UsageError("OPTION_VALUE", f"{data_dir} exists already", hint="the demo begins with a new data directory")
+    raise typer.Exit(run_demo(keep=keep, rows=rows, seconds=seconds, data_dir=data_dir))
 
 
 register(app)

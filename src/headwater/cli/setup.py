@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from headwater.cli.input import read_text
+from headwater.cli.options import DEFAULT_DIR, DataDir
 from headwater.config import check_secrets
 from headwater.errors import HeadwaterError, UsageError
 
@@ -66,17 +68,24 @@ def check(
     slot: Slot = "headwater",
     publication: Publication = "headwater",
     table: Tables = None,
+    data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
     """Say what a source still lacks, with the exact SQL to run there. Exit code 1: something is missing.
+
+    Without a file and without a host: the sources of the data directory.
 
     Examples: headwater check pipeline.sql
 
     headwater check --hostname db --username app --database shop --table public.orders
+
+    headwater check --data-dir /srv/headwater
     """
     if file is not None and hostname is not None:
         raise UsageError("OPTION_VALUE", "give a file or the options of a source, not both")
     if file is not None:
-        sources = sources_of(read_text(file))
+        sources = sources_of(read_text(file), "the file")
+    elif hostname is None and data_dir.exists():
+        sources = sources_of(_definitions(data_dir), str(data_dir))
     else:
         options = source_options(hostname, port, username, password, database, slot, publication)
         sources = [SourceToCheck("the source", options, tuple(table or ()))]
@@ -86,8 +95,18 @@ def check(
         raise typer.Exit(1)
 
 
-def sources_of(text: str) -> list[SourceToCheck]:
-    """The sources of a file, each with its captured tables, in the file's order."""
+def _definitions(data_dir: Path) -> str:
+    """The statements that made the sources and tables of a data directory."""
+    from headwater.cli.client import session
+
+    query = "SELECT definition FROM hw_catalog.hw_jobs WHERE kind IN ('source', 'table') ORDER BY id"
+    with session(data_dir, text=query) as engine:
+        found = engine.run(query)
+    return "\n".join(f"{row['definition'].rstrip(';')};" for row in (found["rows"] if found else ()))
+
+
+def sources_of(text: str, where: str = "the file") -> list[SourceToCheck]:
+    """The sources of some statements, each with its captured tables, in their order."""
     from headwater.sql import statements as s
     from headwater.sql.parser import parse
 
@@ -101,10 +120,10 @@ def sources_of(text: str) -> list[SourceToCheck]:
     for name in tables:
         if name not in sources:
             raise UsageError(
-                "UNKNOWN_SOURCE", f"there is no source {name} in the file", hint="add CREATE SOURCE, or correct FROM …"
+                "UNKNOWN_SOURCE", f"there is no source {name} in {where}", hint="add CREATE SOURCE, or correct FROM …"
             )
     if not sources:
-        raise UsageError("NOTHING_TO_CHECK", "the file has no CREATE SOURCE", hint="headwater init writes one")
+        raise UsageError("NOTHING_TO_CHECK", f"{where} has no CREATE SOURCE", hint="headwater init writes one")
     return [SourceToCheck(x.name, x.options, tuple(tables.get(key, ()))) for key, x in sources.items()]
 
 
@@ -196,6 +215,7 @@ def init(
     publication: Publication = "headwater",
     table: Tables = None,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
+    data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
     """Write a commented pipeline file for a source: asks for what is not given, and lists the source's tables.
 
@@ -214,9 +234,10 @@ def init(
     _list(found)
     wanted = _choose(found, table)
     _write(output, pipeline_text(options, wanted))
+    there = "" if data_dir == DEFAULT_DIR else f" --data-dir {shlex.quote(str(data_dir))}"
     sys.stderr.write(
         f"wrote {output}\n  next: headwater check {output}   what the source still lacks\n"
-        f"        headwater run {output}     copy, follow, serve\n"
+        f"        headwater run {output}{there}     copy, follow, serve\n"
     )
 
 

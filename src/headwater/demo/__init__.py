@@ -57,14 +57,14 @@ SINK: Final = (
 )
 
 
-def run_demo(keep: bool, rows: int, seconds: int) -> int:
-    """0 if everything is equal at the end, 1 if not."""
+def run_demo(keep: bool, rows: int, seconds: int, data_dir: Path | None = None) -> int:
+    """0 if everything is equal at the end, 1 if not. The engine's data is kept if it has a `data_dir` of its own."""
     directory = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.enter_context(_signals_interrupt())
         screen = stack.enter_context(Screen())
-        return Demo(screen, stack, directory, rows, seconds).run(keep)
+        return Demo(screen, stack, directory, data_dir or directory / "data", rows, seconds).run(keep)
 
 
 @contextlib.contextmanager
@@ -88,10 +88,13 @@ def _signals_interrupt() -> Iterator[None]:
 class Demo:
     """The acts, in order. What is started is pushed on the stack, and so ends in the opposite order."""
 
-    def __init__(self, screen: Screen, stack: contextlib.ExitStack, directory: Path, rows: int, seconds: int) -> None:
+    def __init__(
+        self, screen: Screen, stack: contextlib.ExitStack, directory: Path, data_dir: Path, rows: int, seconds: int
+    ) -> None:
         self.screen = screen
         self.stack = stack
         self.directory = directory
+        self.data_dir = data_dir
         self.rows = max(1000, rows)
         self.seconds = seconds
         self.server: PostgresServer
@@ -130,7 +133,7 @@ class Demo:
             )
         )
         environment = {PASSWORD_VARIABLE: self.server.password}
-        self.engine = EngineProcess(pipeline, self.directory / "data", self.directory / "engine.log", environment)
+        self.engine = EngineProcess(pipeline, self.data_dir, self.directory / "engine.log", environment)
         self.stack.callback(self.engine.stop)
         self.screen.step("starting the engine: headwater run pipeline.sql")
         self.engine.start()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +39,22 @@ FLUSH_BYTES: Final = 64 << 20  # of decoded rows: a transaction larger than that
 SHARED_BYTES: Final = 128 << 20  # of the spool that a task keeps for several tables
 WIDTH_SEGMENTS: Final = 8  # whose footers tell how large the values of a column are
 ORDER_STRIDE: Final = 1 << 34  # orders of one piece of the spool: two per frame, and a file has fewer frames than this
+
+
+# What a mistake of ours looks like for some value of some table. It comes again with every try, so it must not hold the
+# other tables up; want of memory, a lost file or connection may pass, and is not among these.
+FAULTS: Final = (ValueError, TypeError, LookupError, ArithmeticError, AssertionError, NotImplementedError)
+
+
+def fault(error: Exception) -> DefiniteError:
+    """Stops one table. What the error says may hold a row's value: only its kind and place are told."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return DefiniteError(
+        "DECODING_FAILED",
+        f"the table's changes could not be decoded: {type(error).__name__}",
+        detail=f"{Path(place.filename).name}, line {place.lineno}, in {place.name}",
+        hint="a mistake of Headwater's: please report it. RESYNC takes the table as it is now",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +144,14 @@ class _OneTable:
         return self.table.table_id
 
     def run(self) -> Iterator[dict[str, Any]]:
+        try:
+            yield self._result()
+        except FAULTS as error:
+            if isinstance(error, pa.ArrowInvalid) and "Parquet" in str(error):
+                raise  # a damaged file, which can be put back
+            raise fault(error) from error
+
+    def _result(self) -> dict[str, Any]:
         result: dict[str, Any] = {"subject": self.table.table_id, "captured": True}
         segments: list[dict[str, Any]] = []
         try:
@@ -136,7 +162,7 @@ class _OneTable:
             result |= {"held": {"overtaken": True}, "abandoned": [s["path"] for s in segments]}
         if self.reshaped:
             result["reshaped"] = self.reshaped[-1]
-        yield result
+        return result
 
     def _write_all(self, segments: list[dict[str, Any]]) -> list[int] | None:
         """Write the events that pass, in order, after the last TRUNCATE; gives that one's position and transaction.
