@@ -182,6 +182,7 @@ def test_rows_of_a_copy_go_on_to_be_seen_when_it_is_slowed_down_in_the_middle_of
     assert found is not None and all(row["equal"] for row in found.rows) and len(found.rows) >= 4
 
 
+@pytest.mark.slow
 def test_a_table_read_in_physical_ranges_is_slowed_down_too_and_its_rows_are_counted(world: World) -> None:
     world.sql("CREATE TABLE bare (a int, b text); ALTER TABLE bare REPLICA IDENTITY FULL")
     world.sql("INSERT INTO bare SELECT i, repeat('x', 400) FROM generate_series(1, 2000) i; ANALYZE bare")
