@@ -182,6 +182,7 @@ def test_rows_of_a_copy_go_on_to_be_seen_when_it_is_slowed_down_in_the_middle_of
     assert found is not None and all(row["equal"] for row in found.rows) and len(found.rows) >= 4
 
 
+@pytest.mark.slow
 def test_a_table_read_in_physical_ranges_is_slowed_down_too_and_its_rows_are_counted(world: World) -> None:
     world.sql("CREATE TABLE bare (a int, b text); ALTER TABLE bare REPLICA IDENTITY FULL")
     world.sql("INSERT INTO bare SELECT i, repeat('x', 400) FROM generate_series(1, 2000) i; ANALYZE bare")
@@ -344,6 +345,11 @@ def test_what_needs_a_captured_or_a_running_table_is_refused_at_once(world: Worl
     finally:
         world.engine.execute("RESUME")
     assert caught.value.code == "PAUSED"
+    world.engine.execute("ALTER TABLE halted SET BACKFILL_RATE_LIMIT = 0")
+    with pytest.raises(UsageError) as caught:
+        world.engine.execute("VERIFY halted")
+    assert caught.value.hint == "ALTER TABLE halted SET BACKFILL_RATE_LIMIT = DEFAULT"
+    world.engine.execute(caught.value.hint)
     world.sql("DROP TABLE halted")
     world.until(lambda: world.state("halted") == "failed")
     with pytest.raises(UsageError) as caught:
@@ -403,6 +409,8 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(world: World
         with pytest.raises(UsageError) as caught:
             world.capture(table if "." in table else f"public.{table}", "refused")
         assert caught.value.code == code
+    with pytest.raises(UsageError, match="takes a whole number from 1 on"):
+        world.capture("public.lists", "refused", "backfill.num_rows_per_split='0'")
     with pytest.raises(UsageError) as caught:
         world.engine.execute(f"CREATE SOURCE again WITH ({source_options(world, tmp_path, slot_name='headwater')})")
     assert (caught.value.code, "shop" in caught.value.message) == ("SOURCE_SLOT_FOREIGN", True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 RATE_WINDOW_S: Final = 10.0
+STEPS_TO_STAND: Final = 2.0  # so many steps without rows, and a copy is taken to stand still
 CAP_PERCENT: Final = 99.99  # until the job is published
 
 
@@ -85,6 +86,8 @@ class JobProgress:
         self._samples.clear()
 
     def _sample(self, now_s: float) -> None:
+        if self._samples and self._samples[-1][1] == self.rows:
+            return
         self._samples.append((now_s, self.rows))
         while len(self._samples) > 2 and now_s - self._samples[0][0] > RATE_WINDOW_S:
             self._samples.popleft()
@@ -114,10 +117,12 @@ class JobProgress:
     def rows_per_s(self, now_s: float) -> float:
         if self.finished and self._changes:
             return sum(rows for at, rows in self._changes if now_s - at <= RATE_WINDOW_S) / RATE_WINDOW_S
-        if len(self._samples) < 2 or now_s - self._samples[-1][0] > RATE_WINDOW_S:
+        if len(self._samples) < 2:
             return 0.0
         (t0, r0), (t1, r1) = self._samples[0], self._samples[-1]
-        return (r1 - r0) / (t1 - t0) if t1 > t0 else 0.0
+        # A slow copy is seen in steps that may be further apart than the window: another one is waited for.
+        stands = now_s - t1 > max(RATE_WINDOW_S, STEPS_TO_STAND * (t1 - self._samples[-2][0]))
+        return (r1 - r0) / (t1 - t0) if t1 > t0 and not stands else 0.0
 
     @property
     def percent(self) -> float:

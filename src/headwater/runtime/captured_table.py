@@ -129,8 +129,10 @@ def _settings(options: dict[str, str]) -> tuple[dict[str, Any], bool]:
         if kind is None:
             raise UsageError("UNKNOWN_OPTION", f"a captured table has no option {name}", hint=suggestion(name, OPTIONS))
         if kind == "number":
-            if not text.isdecimal() or (name not in MAY_BE_ZERO and int(text) < 1):
-                raise UsageError("OPTION_VALUE", f"option {name} takes a whole number", hint=f"{name}='4'")
+            least = 0 if name in MAY_BE_ZERO else 1
+            if not text.isdecimal() or int(text) < least:
+                what = f"option {name} takes a whole number from {least} on"
+                raise UsageError("OPTION_VALUE", what, hint=f"{name}='{4 if 'parallelism' in name else 10_000}'")
             settings[name.replace(".", "_")] = int(text)
         if kind == "policy":
             if text not in SCHEMA_CHANGES:

@@ -56,6 +56,12 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
         raise UsageError(
             "PAUSED", f"the engine is paused, and {table.name} cannot be compared meanwhile", hint="RESUME first"
         )
+    if table.rate_limit == 0:
+        raise UsageError(
+            "PAUSED",
+            f"the rate limit of {table.name} is 0: nothing of it is read at the source",
+            hint=f"ALTER TABLE {table.name} SET BACKFILL_RATE_LIMIT = DEFAULT",
+        )
     if not repair:
         return await _verify(core, table, splits, repair=False)
     if table.failed:

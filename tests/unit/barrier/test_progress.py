@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.barrier.progress import JobProgress
+from headwater.barrier.progress import JobProgress, percent_of
 
 REPORTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(0, 5000), st.integers(0, 9999), st.integers(0, 60))
@@ -62,6 +62,26 @@ def test_rate_and_eta_come_from_the_last_seconds() -> None:
     for second in range(5):
         unknown.report(now_s=second, rows=100 * second, done=second, total=12)
     assert unknown.eta_s(4) == 8.0  # of 12 parts 8 are left, a second each
+
+
+def test_a_slow_copy_has_a_rate_also_between_its_steps_until_it_stands_still() -> None:
+    progress = JobProgress(1, "j")
+    for second in range(0, 61, 15):  # each step is told twice: when it is read, and when it is handed over
+        progress.report(now_s=second, rows=300 * second, total_rows=60_000)
+        progress.report(now_s=second + 1, rows=300 * second, done=second // 15, total_rows=60_000)
+    assert [progress.rows_per_s(now) for now in (61, 75, 89)] == [300.0] * 3
+    assert progress.eta_s(75) == 140.0
+    assert progress.rows_per_s(91) == 0.0 and progress.eta_s(91) is None
+
+
+def test_percent_does_not_fall_when_a_part_is_cut_in_two() -> None:
+    progress = JobProgress(1, "j")
+    before = {"done": 1, "total": 2}
+    progress.report(now_s=0, **before)
+    progress.report(now_s=1, done=1, total=3, least_percent=percent_of(**before))
+    assert (progress.percent, progress.done, progress.total) == (50.0, 1, 3)
+    progress.report(now_s=2, generation=1, done=0, total=3)
+    assert progress.percent == 0.0
 
 
 def test_the_row_says_what_it_waits_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 
 import pytest
@@ -109,6 +110,27 @@ def test_event_without_the_old_key_is_refused(event: bytes) -> None:
     with pytest.raises(DefiniteError) as caught:
         decode_events(spool(BEGIN, event, COMMIT), T, PLANS)
     assert caught.value.code == "REPLICA_IDENTITY_MISSING"
+
+
+def test_a_table_that_is_known_by_its_rows_is_not_helped_by_a_key() -> None:
+    bare = [ColumnPlan("id", "INT", Kind.INT, type_oid=23), PLANS[1]]
+    with pytest.raises(DefiniteError) as caught:
+        decode_events(spool(BEGIN, b"U\0\0\0\5N" + ROW, COMMIT), T, bare)
+    assert caught.value.code == "REPLICA_IDENTITY_MISSING"
+    assert (
+        caught.value.hint
+        == "in the source: ALTER TABLE public.t REPLICA IDENTITY FULL, then resync; or DROP and CREATE it"
+    )
+
+
+@pytest.mark.parametrize("key", [(), ("v",), ("id", "v")])
+def test_an_insert_under_another_key_is_refused_where_the_key_is_the_identity(key: tuple[str, ...]) -> None:
+    columns = tuple(dataclasses.replace(c, key=c.name in key) for c in T.columns)
+    with pytest.raises(DefiniteError) as caught:
+        decode_events(spool(BEGIN, INSERT, COMMIT), dataclasses.replace(T, columns=columns), PLANS)
+    assert caught.value.code == "SOURCE_KEY_CHANGED"
+    full = dataclasses.replace(T, columns=columns, replica_identity="n")  # says nothing about the key
+    assert len(decode_events(spool(BEGIN, INSERT, COMMIT), full, PLANS)) == 1
 
 
 def test_relation_in_front_of_the_first_transaction_is_allowed() -> None:

@@ -365,7 +365,7 @@ def _scan(
         rows.new_starts, rows.new_lengths, rows.old_starts, rows.old_lengths, changed,
     )  # fmt: skip
     if lost >= 0:
-        raise identity_missing(relation)
+        raise identity_missing(relation, keyed=keyed)
     return changed
 
 

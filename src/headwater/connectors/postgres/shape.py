@@ -161,10 +161,14 @@ def key_changed(table: str, now: Sequence[str]) -> DefiniteError:
     )
 
 
-def identity_missing(relation: Relation) -> DefiniteError:
+def identity_missing(relation: Relation, *, keyed: bool = True) -> DefiniteError:
+    """`keyed`: we know its rows by their key; else by the whole row, and a key that it has by now does not help."""
     table = f"{relation.namespace}.{relation.name}"
+    wanted = (
+        "DEFAULT (with a primary key) or FULL, then resync" if keyed else "FULL, then resync; or DROP and CREATE it"
+    )
     return DefiniteError(
         "REPLICA_IDENTITY_MISSING",
         f"an update or delete of table {table} does not say which row it was",
-        hint=f"in the source: ALTER TABLE {table} REPLICA IDENTITY DEFAULT (with a primary key) or FULL, then resync",
+        hint=f"in the source: ALTER TABLE {table} REPLICA IDENTITY {wanted}",
     )
