@@ -171,7 +171,11 @@ def source_options(
     """The options of CREATE SOURCE; UsageError names the first that is missing."""
     for flag, value in (("--hostname", hostname), ("--username", username), ("--database", database)):
         if not value:
-            raise UsageError("MISSING_OPTION", f"option {flag} is missing", hint=f"add {flag} …, or name a file")
+            raise UsageError(
+                "MISSING_OPTION",
+                f"option {flag} is missing",
+                hint=f"add {flag} …, name a file, or a --data-dir that is there",
+            )
     return {
         "connector": CONNECTOR,
         "hostname": hostname or "",
