@@ -194,6 +194,15 @@ def test_a_key_that_changes_stops_the_table_with_the_reason(world: World) -> Non
     assert "its key is (a), and was (id)" in caught.value.message
 
 
+@pytest.mark.slow
+def test_a_key_that_gets_more_columns_stops_the_table_before_two_rows_become_one(world: World) -> None:
+    make(world, "wider")
+    world.live("wider")
+    world.sql("ALTER TABLE wider DROP CONSTRAINT wider_pkey, ADD PRIMARY KEY (id, a); INSERT INTO wider VALUES (1, 2)")
+    failed_with(world, "wider", "SOURCE_SCHEMA_CHANGED", "its key is (id, a), and was (id)")
+    assert world.rows("wider") == sorted(((i, i, f"b{i}") for i in range(1, 51)), key=repr)
+
+
 # -- publications ----------------------------------------------------------------------------------------------------
 
 

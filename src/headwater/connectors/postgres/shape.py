@@ -138,7 +138,20 @@ def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tol
         if changing and plan.name in keys and not relation.columns[by_name[plan.name]].key:
             raise identity_missing(relation)
         slots[by_name[plan.name]] = slot
+    _check_key(relation, plans)
     return slots
+
+
+def _check_key(relation: Relation, plans: Sequence[ColumnPlan]) -> None:
+    """Under another key two rows may have what is one key here: one of them would be lost without a word.
+
+    Only the default identity says what the primary key is: an index may have more columns than it, FULL has all.
+    """
+    keys = sorted((p for p in plans if p.key_position is not None), key=lambda p: p.key_position or 0)
+    before = [p.name for p in keys]
+    now = [c.name for c in relation.columns if c.key]
+    if before and relation.replica_identity == "d" and set(now) != set(before):
+        raise shape_changed(relation, f"its key has the columns ({', '.join(now)}), and was ({', '.join(before)})")
 
 
 def shape_changed(relation: Relation, what: str) -> DefiniteError:
