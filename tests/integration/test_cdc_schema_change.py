@@ -247,7 +247,7 @@ def test_a_key_that_changes_stops_the_table_with_the_reason(world: World) -> Non
 
 
 def test_rows_that_are_one_by_the_old_key_and_two_by_the_new_stop_the_table(world: World) -> None:
-    tables = ("longer", "by_rows", "swapped")
+    tables = ("longer", "by_rows", "undone")
     for name in tables:
         make(world, name)
     world.live(*tables)
@@ -255,12 +255,12 @@ def test_rows_that_are_one_by_the_old_key_and_two_by_the_new_stop_the_table(worl
     for name in ("longer", "by_rows"):
         world.sql(f"ALTER TABLE {name} DROP CONSTRAINT {name}_pkey, ADD PRIMARY KEY (id, a)")
         world.sql(f"INSERT INTO {name} (id, a) VALUES (1, 77)")
-    world.sql("ALTER TABLE swapped DROP CONSTRAINT swapped_pkey; INSERT INTO swapped (id, a) VALUES (88, 8)")
-    world.sql("ALTER TABLE swapped ADD PRIMARY KEY (id)")
+    world.sql("ALTER TABLE undone DROP CONSTRAINT undone_pkey; INSERT INTO undone (id, a) VALUES (88, 8)")
+    world.sql("ALTER TABLE undone ADD PRIMARY KEY (id)")
     failed_with(world, "longer", "SOURCE_KEY_CHANGED")
     failed_with(world, "by_rows", "SOURCE_SCHEMA_CHANGED")
     assert "its key is (id, a), and was (id)" in str(world.engine.status()["errors"])
-    healed(world, "swapped")
+    healed(world, "undone")
 
 
 # -- publications ----------------------------------------------------------------------------------------------------
