@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from cdc_world import World, lsn, open_world
+from engine_process import headwater
 from headwater.errors import HeadwaterError, UsageError
 from headwater.runtime import epoch_size
 from headwater.runtime.dataflow import Dataflow
@@ -370,6 +371,14 @@ def test_partitions_are_captured_through_their_root(world: World) -> None:
     world.sql("DELETE FROM part_a WHERE id > 490")
     world.sql("CREATE TABLE part_c PARTITION OF part FOR VALUES IN ('c'); INSERT INTO part VALUES (1, 'c', 5)")
     world.assert_equal("part", "part")
+
+
+def test_check_looks_at_the_sources_and_tables_that_a_data_directory_has(world: World) -> None:
+    world.sql("CREATE TABLE looked_at (id int PRIMARY KEY)")
+    world.capture("public.looked_at", "seen_as")
+    done = headwater("check", data_dir=Path(world.engine.core.data_dir.root.removeprefix("file://")))
+    assert (done.returncode, "public.looked_at has primary key (id)" in done.stdout) == (0, True), done.stderr
+    world.engine.execute("DROP TABLE seen_as")
 
 
 def test_a_subset_of_the_columns_and_only_changes(world: World) -> None:
