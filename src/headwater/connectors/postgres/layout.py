@@ -40,7 +40,8 @@ SELECT (SELECT jsonb_object_agg(a.attname, jsonb_build_array(a.attnum, a.xmin::t
        (SELECT jsonb_object_agg(p.relid::oid, jsonb_build_array(p.relid::regclass::text, made.xmin <> place.xmin))
           FROM pg_partition_tree(t.oid::oid::regclass) p
           JOIN pg_inherits place ON place.inhrelid = p.relid
-          JOIN pg_attribute made ON made.attrelid = p.relid AND made.attname = 'tableoid')
+          JOIN pg_attribute made ON made.attrelid = p.relid AND made.attname = 'tableoid'
+         WHERE p.relid::oid <> t.oid)  -- a captured partition is one by itself
   FROM unnest(%s::int8[]) WITH ORDINALITY t(oid, place)
  ORDER BY t.place
 """
