@@ -56,7 +56,7 @@ class Healing:
         self._reshaped: dict[int, str] = {}
         self._suspects: dict[int, HeadwaterError] = {}
         self._not_before: dict[int, float] = {}
-        self._names_at: dict[int, float] = {}
+        self._catalogue_at: dict[int, float] = {}
         self._renamed: dict[int, str] = {}
         self._partitions: dict[int, list[str]] = {}
         self._looked: set[int] = set()
@@ -108,7 +108,7 @@ class Healing:
         for source in sources:
             if source.reader is None or source.failed or source.healing:
                 continue
-            await self._check_names(source)
+            await self._check_catalogue(source)
             for table in list(source.tables.values()):
                 if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
                     await self._guarded(table, self._heal(table))
@@ -175,15 +175,15 @@ class Healing:
         await table.copy_anew(follow=False, notice=error)
         self._later(table)
 
-    async def _check_names(self, source: SourceRuntime) -> None:
-        """The tables still have their names, once per heartbeat: the stream goes by numbers and does not say so.
+    async def _check_catalogue(self, source: SourceRuntime) -> None:
+        """The tables still have their names, keys and old rows, once per heartbeat: the stream does not say so.
 
         An entry of its own in the publication goes with a table; one for all tables, or for a schema, does not.
         """
         tables = [t for t in source.tables.values() if not t.failed and not t.replacing]
-        if not tables or time.monotonic() < self._names_at.get(source.job_id, 0.0):
+        if not tables or time.monotonic() < self._catalogue_at.get(source.job_id, 0.0):
             return
-        self._names_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
+        self._catalogue_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
         wanted = [(t.oid, *t.captured["external"]) for t in tables]
         try:
             found = await asyncio.to_thread(setup.present, source.config, wanted)
