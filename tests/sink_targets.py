@@ -126,15 +126,16 @@ def read_topic(bootstrap: str, topic: str) -> list[tuple[bytes | None, bytes | N
     )
     found: list[tuple[bytes | None, bytes | None]] = []
     try:
-        partitions = list(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-        consumer.assign([TopicPartition(topic, p, 0) for p in partitions])
-        while partitions:
+        unread = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, p, 0) for p in unread])
+        while unread:
             message = consumer.poll(30)
             assert message is not None, "the broker does not answer"
             if message.error() is None:
                 found.append((message.key(), message.value()))
             elif message.error().code() == KafkaError._PARTITION_EOF:
-                partitions.remove(message.partition())
+                # A partition that grew meanwhile comes to its end a second time.
+                unread.discard(message.partition())
             else:
                 raise AssertionError(message.error())
     finally:
