@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -82,6 +83,39 @@ def test_messages_of_a_failed_copy_or_one_that_is_given_up_leave_the_connection_
     endless = CopyReader(conn, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
     with pytest.raises(TimeoutError):
         list(endless.messages(most_bytes=1 << 20, count=held))
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_rows_of_a_select_come_in_the_forms_that_were_asked_for(conn: Connection) -> None:
+    query = "SELECT i, i, CASE i WHEN 777 THEN repeat('x', 300000) END FROM generate_series(1, 20000) i"
+    told: list[int] = []
+    reader = CopyReader(conn, query, block_bytes=1 << 12, forms=(0, 1, 1))
+    pieces = list(reader.messages(most_bytes=1 << 14, expected_bytes=100, count=told.append))
+    got = [p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True)]
+    assert len(got) == sum(told) == 20000 and len(pieces) > 1
+    for i, row in enumerate(got, 1):
+        text = struct.pack("!i", 300000) + b"x" * 300000 if i == 777 else b"\xff" * 4
+        assert row == struct.pack("!hi", 3, len(str(i))) + b"%d" % i + struct.pack("!ii", 4, i) + text
+    (empty,) = CopyReader(conn, "SELECT 1 WHERE false", forms=(0,)).messages(most_bytes=1 << 14)
+    assert empty.last and empty.starts.size == 0
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_select_that_fails_or_is_given_up_leaves_the_connection_usable(conn: Connection) -> None:
+    failing = "SELECT 1 / (200000 - i) FROM generate_series(1, 300000) i"
+    for query, error in ((failing, psycopg.errors.DivisionByZero), ("SELECT nonsense", psycopg.errors.UndefinedColumn)):
+        with pytest.raises(error):
+            list(CopyReader(conn, query, forms=(1,)).messages(most_bytes=1 << 16))
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+    with pytest.raises(psycopg.errors.DivisionByZero), conn.transaction():
+        try:
+            list(CopyReader(conn, failing, forms=(1,)).messages(most_bytes=1 << 16))
+        finally:
+            assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+    pieces = CopyReader(conn, "SELECT generate_series(1, 30000000)", block_bytes=1 << 14, forms=(0,))
+    given_up = pieces.messages(most_bytes=1 << 14)
+    assert next(given_up).starts.size > 100
+    given_up.close()
     assert conn.execute("SELECT 1").fetchone() == (1,)
 
 

@@ -22,6 +22,7 @@ from headwater.connectors.postgres.planner import (
     marked_read,
     page_end,
     plan_splits,
+    prefer_index,
     split_query,
     visible,
 )
@@ -258,17 +259,44 @@ def test_rows_of_inheriting_tables_are_left_out(db: Db) -> None:
     assert db.counts(db.table("parent"), [Split(1, None, None)]) == [1]
 
 
-def test_split_is_read_by_the_index(db: Db) -> None:
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("a int, b int, PRIMARY KEY (a, b)", "g / 4, g % 4"),
+        ("a int, b int, PRIMARY KEY (a, b)", "1, g"),
+        ("a int, b int, PRIMARY KEY (a, b)", "g % 3, g"),
+        ('a text COLLATE "C", b uuid, PRIMARY KEY (a, b)', "'t' || g % 3, gen_random_uuid()"),
+        ("a int, b int, c int, PRIMARY KEY (a, b, c)", "1, g / 100, g"),
+        ("a uuid PRIMARY KEY", "gen_random_uuid()"),
+    ],
+)
+def test_no_split_is_read_by_a_scan_of_the_whole_table(db: Db, key: str, values: str) -> None:
+    """A server that takes two comparisons of keys for independent expects a quarter of the table, and scans it."""
+    db.run(f"CREATE TABLE t ({key}, v text)", f"INSERT INTO t SELECT {values}, 'v' FROM generate_series(1, 50000) g")
+    db.run("ANALYZE t")
+    table = db.table("t")
+    splits = plan_splits(db.conn, table, rows_per_split=5000)
+    assert len(splits) > 5 and sum(db.counts(table, splits)) == 50000
+    with db.conn.transaction():
+        prefer_index(db.conn)
+        for split in splits:
+            query = split_query(table, [table.key[0], "v"], split).as_string(db.conn)
+            plan = "\n".join(r[0] for r in db.conn.execute(f"EXPLAIN {query}".encode()))
+            assert "Index Cond" in plan and "Seq Scan" not in plan and "Filter" not in plan, plan
+    assert db.conn.execute("SHOW enable_seqscan").fetchone() == ("on",)
+
+
+def test_a_split_inside_of_a_table_is_expected_to_be_small(db: Db) -> None:
     db.run(
         "CREATE TABLE t (a int, b int, v text, PRIMARY KEY (a, b))",
-        "INSERT INTO t SELECT g % 100, g, 'v' FROM generate_series(1, 50000) g",
+        "INSERT INTO t SELECT g / 4, g % 4, 'v' FROM generate_series(1, 50000) g",
         "ANALYZE t",
     )
     table = db.table("t")
-    split = plan_splits(db.conn, table, rows_per_split=500)[3]
-    query = split_query(table, ["a", "v"], split).as_string(db.conn)
+    splits = plan_splits(db.conn, table, rows_per_split=1000)
+    query = split_query(table, ["a", "v"], splits[len(splits) // 2]).as_string(db.conn)
     plan = "\n".join(r[0] for r in db.conn.execute(f"EXPLAIN {query}".encode()))
-    assert "t_pkey" in plan and "Index Cond: ((ROW(a, b) >= ROW(" in plan
+    assert "t_pkey" in plan and "Seq Scan" not in plan, plan
 
 
 def test_a_page_ends_inside_of_its_split_or_is_all_of_it(db: Db) -> None:

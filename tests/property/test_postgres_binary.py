@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows
+from headwater.connectors.postgres.copybinary import TEXT_FORM, BinaryRows, decode_rows, forms
 from headwater.connectors.postgres.copyreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.errors import DefiniteError
@@ -261,6 +261,61 @@ def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: in
     for row, place in zip(rows, places, strict=True):
         expected[place] = {p.name: None if v is None else v[0] for p, v in zip(plans, row, strict=True)}
     assert batch.to_pylist() == expected
+    chosen = forms(plans)
+    printed_rows = [
+        copied([None if v is None else v[1] if chosen[i] else printed_as(v[0]) for i, v in enumerate(row)])
+        for row in rows
+    ]
+    mixed = decode_rows(BinaryRows.of(messages(*printed_rows), chosen), plans, places=places)
+    mixed.validate(full=True)
+    assert mixed.to_pylist() == expected
+
+
+def printed_as(value: Any) -> bytes:
+    """As Postgres prints it."""
+    return (str(value)[0].lower() if isinstance(value, bool) else str(value)).encode()
+
+
+@pytest.mark.parametrize(("ddl", "bits"), [("SMALLINT", 16), ("INT", 32), ("BIGINT", 64)])
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_digits_of_integers_are_taken_to_the_ends_of_their_range(ddl: str, bits: int, beyond: int) -> None:
+    plan = ColumnPlan("c", ddl, Kind.INT, wire=Wire.INT)
+    for value in (-(2 ** (bits - 1)) - beyond, 2 ** (bits - 1) - 1 + beyond):
+        rows = BinaryRows.of(messages(copied([str(value).encode()])), (TEXT_FORM,))
+        if not beyond:
+            assert decode_rows(rows, [plan]).column(0).to_pylist() == [value]
+            continue
+        with pytest.raises(DefiniteError, match="outside of the range"):
+            decode_rows(rows, [plan])
+
+
+@pytest.mark.parametrize("text_of", [b"", b"-", b"1x", b"1.5", b"tt", b"\xff"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ColumnPlan("c", "INT", Kind.INT, wire=Wire.INT),
+        ColumnPlan("c", "BOOLEAN", Kind.BOOL, wire=Wire.BOOL),
+        ColumnPlan("c", "DECIMAL(5,0)", Kind.DECIMAL, 5, 0, wire=Wire.DECIMAL),
+    ],
+)
+def test_texts_that_the_type_does_not_have_are_refused(plan: ColumnPlan, text_of: bytes) -> None:
+    with pytest.raises(DefiniteError, match="column c"):
+        decode_rows(BinaryRows.of(messages(copied([text_of])), (TEXT_FORM,)), [plan])
+
+
+def test_forms_never_ask_for_more_binary_values_than_the_server_has_room_for() -> None:
+    wide = [ColumnPlan(f"i{n}", "INT", Kind.INT, wire=Wire.INT) for n in range(20)]
+    assert sum(forms(wide)) == 7 and forms(wide[:5]) == (1,) * 5
+    times = [ColumnPlan(f"t{n}", "DATE", Kind.DATE, wire=Wire.DATE) for n in range(9)]
+    assert forms([*wide, *times]) == (0,) * 20 + (1,) * 9
+    others = [
+        ColumnPlan("s", "STRING", Kind.TEXT, wire=Wire.RAW),
+        ColumnPlan("b", "BINARY", Kind.BYTES, wire=Wire.RAW),
+        ColumnPlan("n", "DECIMAL(9,2)", Kind.DECIMAL, 9, 2, wire=Wire.DECIMAL),
+        ColumnPlan("x", "ARRAY<INT>", Kind.ARRAY),
+        ColumnPlan("u", "STRING", Kind.TEXT, wire=Wire.UUID),
+    ]
+    assert forms(others) == (0, 1, 0, 0, 1)
 
 
 def packed(code: str, value: Any) -> tuple[Any, bytes]:

@@ -81,11 +81,13 @@ class ReadSplit:
         yield from ReadInTurn((self,)).run()
 
     def fetch(self, conn: Any, expected_bytes: int = 0) -> Fetched:
-        from headwater.connectors.postgres.planner import check_storage, page_end, storage
+        from headwater.connectors.postgres.planner import check_storage, page_end, prefer_index, storage
 
         split = self.split
         before = self.storage or storage(conn, self.table.oid)
         with self._marked(conn) as mark:
+            if split.left is not None or split.right is not None:
+                prefer_index(conn)
             if end := page_end(conn, self.table, split, self.page):
                 split = dataclasses.replace(split, right=end)
             rows = self._read(conn, split, expected_bytes)
@@ -133,16 +135,24 @@ class ReadSplit:
             ) from None
 
     def _read(self, conn: Any, split: Split, expected_bytes: int) -> pa.Table | BinaryRows:
-        from headwater.connectors.postgres.copyreader import BLOCK_BYTES, CopyReader
-        from headwater.connectors.postgres.planner import copy_statement
+        from headwater.connectors.postgres.copybinary import forms, has_binary
+        from headwater.connectors.postgres.copyreader import BLOCK_BYTES, CopyReader, is_plain
+        from headwater.connectors.postgres.planner import copy_statement, split_query
 
         pace = Pace(self.data_dir, self.control, self.readers, self.page)
         pace.wait(0)
         names, absent = [p.name for p in self.plans], [p.name for p in self.plans if p.absent]
-        binary = self._as_binary(conn)
+        block_bytes = LIMITED_BLOCK if pace.limited else BLOCK_BYTES
+        as_planned = self._is_as_planned(conn)
+        if as_planned and is_plain(conn):
+            statement = split_query(self.table, names, split, absent).as_string(conn)
+            chosen = forms(self.plans)
+            reader = CopyReader(conn, statement, block_bytes=block_bytes, forms=chosen)
+            return self._read_rows(reader, pace, expected_bytes, chosen)
+        binary = as_planned and has_binary(self.plans)
         statement = copy_statement(self.table, names, split, absent, binary=binary).as_string(conn)
-        reader = CopyReader(conn, statement, block_bytes=LIMITED_BLOCK if pace.limited else BLOCK_BYTES)
-        return self._read_binary(reader, pace, expected_bytes) if binary else self._read_text(reader, pace)
+        reader = CopyReader(conn, statement, block_bytes=block_bytes)
+        return self._read_rows(reader, pace, expected_bytes) if binary else self._read_text(reader, pace)
 
     def _read_text(self, reader: CopyReader, pace: Pace) -> pa.Table:
         from headwater.connectors.postgres.copytext import decode_copy
@@ -158,7 +168,9 @@ class ReadSplit:
             rows = rows.append_column(ROW_NO, copied_numbers(self.generation, self.split.split_id, rows.num_rows))
         return rows
 
-    def _read_binary(self, reader: CopyReader, pace: Pace, expected_bytes: int) -> pa.Table | BinaryRows:
+    def _read_rows(
+        self, reader: CopyReader, pace: Pace, expected_bytes: int, forms: tuple[int, ...] | None = None
+    ) -> pa.Table | BinaryRows:
         """As they came, so that they are put in order while they are decoded; a large split is decoded in pieces."""
         from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows
 
@@ -166,21 +178,20 @@ class ReadSplit:
         pieces = reader.messages(most_bytes=PIECE_BYTES, expected_bytes=expected_bytes, count=pace.wait)
         with closing(pieces):  # its end sets the connection right, which is used next
             for piece in pieces:
-                rows = BinaryRows.of(piece)
+                rows = BinaryRows.of(piece, forms)
                 if piece.last and not batches:
                     return rows
                 batches.append(decode_rows(rows, self.plans))
         return pa.Table.from_batches(batches)
 
-    def _as_binary(self, conn: Any) -> bool:
-        """Whether the binary form can be read: all columns have one, and are still of the types that were planned for.
+    def _is_as_planned(self, conn: Any) -> bool:
+        """Whether the columns are still of the types that were planned for: bytes do not say what they are of.
 
-        A row of a table without key is known by its texts.
+        A row of a table without key is known by its texts, and read as such.
         """
-        from headwater.connectors.postgres.copybinary import has_binary
         from headwater.connectors.postgres.planner import current_types
 
-        if self.schema.multiset or not has_binary(self.plans):
+        if self.schema.multiset:
             return False
         present = [p for p in self.plans if not p.absent]
         return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]

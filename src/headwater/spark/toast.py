@@ -262,7 +262,7 @@ def read_again(origin: Origin, plans: Sequence[ColumnPlan], key: Sequence[str], 
     from headwater.connectors.postgres.client import connect
     from headwater.connectors.postgres.copyreader import CopyReader
     from headwater.connectors.postgres.copytext import decode_copy
-    from headwater.connectors.postgres.planner import marked_read
+    from headwater.connectors.postgres.planner import marked_read, prefer_index
 
     texts = [_literals(keys.column(name)) for name in key]
     rows = (sql.SQL(", ").join(map(sql.Literal, row)) for row in zip(*texts, strict=True))
@@ -274,6 +274,7 @@ def read_again(origin: Origin, plans: Sequence[ColumnPlan], key: Sequence[str], 
             names, info.from_clause, sql.SQL(", ").join(map(sql.Identifier, key)), wanted
         )
         with marked_read(conn, info) as mark:
+            prefer_index(conn)
             batches = [decode_copy(block, plans) for block in CopyReader(conn, statement.as_string(conn))]
     if not batches:
         return mark, pa.schema([pa.field(p.name, p.arrow_type) for p in plans]).empty_table()

@@ -1,8 +1,9 @@
-"""The snapshot's faster format: messages of `COPY … TO STDOUT (FORMAT binary)` to Arrow.
+"""The snapshot's faster formats to Arrow: messages of a SELECT, or of `COPY … TO STDOUT (FORMAT binary)`.
 
-A row is its number of fields (16 bits), then each field's length (32 bits, -1 for NULL) and bytes. A header stands
-before the first row, and a row of -1 fields ends the copy. Nothing is escaped, nothing has to be searched for, and
-numbers and times need no parsing: the server prints, and the worker reads, at a third less.
+A row is its number of fields (16 bits), then each field's length (32 bits, -1 for NULL) and bytes. Before the first row
+of a COPY stands a header, and a row of -1 fields ends it. Nothing is escaped, nothing has to be searched for.
+
+All values of a COPY are binary; of a SELECT each column has the form that costs the server and us less (`forms`).
 
 `rowscan.py` has the pass over the rows. Here: where each column lies in its arena, and Arrow columns made of it.
 """
@@ -22,6 +23,7 @@ from headwater.connectors.postgres.columns import (
     MAX_COLUMN_BYTES,
     check_value,
     decode_binary_column,
+    decode_column,
     read_only,
     valid_texts,
 )
@@ -55,7 +57,24 @@ _NUMBERS: Final = {
     "FLOAT": scan.FOUR,
     "DOUBLE": scan.EIGHT,
 }
-_UNIT: Final = {scan.TWO: 2, scan.FOUR: 4, scan.DATE: 4, scan.TEXT: 4, scan.BOOL: 1}  # of others 8 bytes
+_TEXTS: Final = {
+    "SMALLINT": scan.TWO_TEXT,
+    "INT": scan.FOUR_TEXT,
+    "BIGINT": scan.EIGHT_TEXT,
+    "BOOLEAN": scan.BOOL_TEXT,
+    "STRING": scan.TEXT,
+}
+_UNIT: Final = {  # of others 8 bytes
+    scan.TWO: 2,
+    scan.FOUR: 4,
+    scan.DATE: 4,
+    scan.TEXT: 4,
+    scan.BOOL: 1,
+    scan.TWO_TEXT: 2,
+    scan.FOUR_TEXT: 4,
+    scan.BOOL_TEXT: 1,
+}
+_BOOLS: Final = (scan.BOOL, scan.BOOL_TEXT)
 _SLOTS: Final = {scan.TEXT: 1, scan.FIELD: 2}  # rows of `fields` that a column has
 
 
@@ -64,18 +83,41 @@ def has_binary(plans: Sequence[ColumnPlan]) -> bool:
     return all(plan.wire is not Wire.TEXT_ONLY for plan in plans)
 
 
+TEXT_FORM: Final = 0
+BINARY_FORM: Final = 1
+_BINARY_AT_LEAST: Final = frozenset({Wire.FLOAT, Wire.DATE, Wire.TIMESTAMP, Wire.UUID, Wire.OID})
+_MOST_BINARY: Final = 7
+"""The server makes each binary value in a kilobyte of its own, out of 8 KiB that it keeps for a row's values: where
+there are more, it allocates and frees memory with every row, a tenth to a quarter of all that a row costs it."""
+
+
+def forms(plans: Sequence[ColumnPlan]) -> tuple[int, ...]:
+    """In which form to ask for each column.
+
+    Texts are the same bytes in both, and cheaper to make as text; so are numerics. Integers cost the server the same.
+    Times, floats and uuids are dear to print, and to parse.
+    """
+    binary = [i for i, p in enumerate(plans) if p.wire in _BINARY_AT_LEAST or p.kind is Kind.BYTES]
+    ints = [i for i, p in enumerate(plans) if p.wire is Wire.INT]
+    chosen = {*binary, *ints[: max(0, _MOST_BINARY - len(binary))]}
+    return tuple(BINARY_FORM if i in chosen else TEXT_FORM for i in range(len(plans)))
+
+
 @dataclass(frozen=True, slots=True)
 class BinaryRows:
-    """Rows as they came: `data[starts[i]:ends[i]]` is one."""
+    """Rows as they came: `data[starts[i]:ends[i]]` is one. `forms` are those of its fields; None: all are binary."""
 
     data: Bytes
     starts: Longs
     ends: Longs
+    forms: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, messages: Messages) -> BinaryRows:
+    def of(cls, messages: Messages, forms: tuple[int, ...] | None = None) -> BinaryRows:
         """Without header and trailer, which are messages of their own or stand before a row."""
         data, starts, ends = messages.data, messages.starts, messages.ends
+        if forms is not None:
+            return cls(data, starts, ends, forms)
         if starts.size and (rows_at := _after_header(data, int(starts[0]))) != starts[0]:
             starts = starts.copy()
             starts[0] = rows_at
@@ -83,7 +125,7 @@ class BinaryRows:
                 starts, ends = starts[1:], ends[1:]
         if starts.size and data[starts[-1] : ends[-1]].tobytes() == _TRAILER:
             starts, ends = starts[:-1], ends[:-1]
-        return cls(data, starts, ends)
+        return cls(data, starts, ends, forms)
 
     @property
     def num_rows(self) -> int:
@@ -113,7 +155,7 @@ def decode_rows(
     if rows.nbytes > MAX_COLUMN_BYTES:
         raise DefiniteError("BATCH_TOO_LARGE", "more than 2 GiB of rows in one piece", hint="decode smaller pieces")
     wanted = [i for i, plan in enumerate(plans) if only is None or plan.name in only]
-    arena = _Arena(plans, wanted, rows.num_rows)
+    arena = _Arena(plans, rows.forms or (BINARY_FORM,) * len(plans), wanted, rows.num_rows)
     arena.fill(rows, np.arange(rows.num_rows) if places is None else places)
     return pa.RecordBatch.from_arrays([arena.column(i) for i in wanted], names=[plans[i].name for i in wanted])
 
@@ -121,20 +163,20 @@ def decode_rows(
 class _Arena:
     """The memory of all columns of a batch, and what `rowscan.py` is told about it."""
 
-    def __init__(self, plans: Sequence[ColumnPlan], wanted: Sequence[int], rows: int) -> None:
-        self.plans, self.wanted, self.rows = plans, wanted, rows
+    def __init__(self, plans: Sequence[ColumnPlan], forms: Sequence[int], wanted: Sequence[int], rows: int) -> None:
+        self.plans, self.forms, self.wanted, self.rows = plans, forms, wanted, rows
         count = len(plans)
         self.kinds = np.full(count, scan.SKIPPED, np.int64)
         self.scratch, self.bases, self.slots, self.nulls = np.zeros((4, count), np.int64)
         self.digits = np.array([(p.precision, p.scale) for p in plans], np.int64).reshape(count, 2)
         self.valid = np.full((count, -(-rows // 8)), 255, np.uint8)
-        kinds = {i: _kind(plans[i]) for i in wanted}
+        kinds = {i: _kind(plans[i], forms[i]) for i in wanted}
         row_bytes = sum(_bytes(kind, 1) for kind in kinds.values())
         self.block = max(_LEAST_BLOCK, min(rows, _SCRATCH_BYTES // max(1, row_bytes)))
         size = slots = 0
         for i, kind in kinds.items():
             self.kinds[i], self.scratch[i], self.slots[i] = kind, size // _UNIT.get(kind, 8), slots
-            size += _aligned(self.block if kind == scan.BOOL else _bytes(kind, self.block))
+            size += _aligned(self.block if kind in _BOOLS else _bytes(kind, self.block))
             slots += _SLOTS.get(kind, 0)
         for i, kind in kinds.items():
             self.bases[i] = size // _UNIT.get(kind, 8)
@@ -142,7 +184,7 @@ class _Arena:
         self.memory = np.empty(size, np.uint8)
         self.fields = np.empty((slots, rows), np.int64)
         for i in wanted:
-            if self.kinds[i] == scan.BOOL:  # the pass only sets bits
+            if self.kinds[i] in _BOOLS:  # the pass only sets bits
                 self._part(i, np.uint8, self.valid.shape[1])[:] = 0
 
     def _part(self, i: int, dtype: Any, size: int) -> NDArray[Any]:
@@ -180,8 +222,9 @@ class _Arena:
     def column(self, i: int) -> pa.Array:
         plan, kind = self.plans[i], self.kinds[i]
         if kind == scan.FIELD:
+            decode = decode_column if self.forms[i] == TEXT_FORM else decode_binary_column
             starts, lengths = self.fields[self.slots[i] :][:2]
-            return decode_binary_column(plan, self.data, starts, lengths)
+            return decode(plan, self.data, starts, lengths)
         valid = pa.py_buffer(self.valid[i]) if self.nulls[i] else None
         if kind == scan.TEXT:
             return self._texts(i, valid)
@@ -206,7 +249,9 @@ class _Arena:
         return valid_texts(plan, array) if as_text else array
 
 
-def _kind(plan: ColumnPlan) -> int:
+def _kind(plan: ColumnPlan, form: int) -> int:
+    if form == TEXT_FORM:
+        return scan.DECIMAL_TEXT if plan.kind is Kind.DECIMAL else _TEXTS.get(plan.ddl_type, scan.FIELD)
     return _NUMBERS[plan.ddl_type] if plan.wire in (Wire.INT, Wire.FLOAT) else _KINDS[plan.wire]
 
 
@@ -219,10 +264,10 @@ def _bytes(kind: int, rows: int) -> int:
     match kind:
         case scan.FIELD:
             return 0
-        case scan.BOOL:
+        case scan.BOOL | scan.BOOL_TEXT:
             return -(-rows // 8)
         case scan.TEXT:
             return 4 * (rows + 1)
-        case scan.DECIMAL:
+        case scan.DECIMAL | scan.DECIMAL_TEXT:
             return 16 * rows
     return _UNIT.get(kind, 8) * rows

@@ -1,12 +1,15 @@
-"""A COPY statement's answer, from the connection: in blocks of whole lines, or as messages that stay where they came.
+"""A statement's rows, from the connection: a COPY's in blocks of whole lines, or messages that stay where they came.
 
 What to read, in which transaction, and what an error means for the table is the caller's; `copytext.py` and
 `copybinary.py` decode.
 
 Two ways from the server. Without encryption, the statement is written to and its answer read from the connection's
-socket itself, in large pieces, and compiled code finds the CopyData frames; libpq, which would allocate every row, is
+socket itself, in large pieces, and compiled code finds the frames with rows; libpq, which would allocate every row, is
 idle meanwhile and finds the protocol at rest again. With TLS or GSS, libpq's `get_copy_data` is used. In both, the
 server's errors are psycopg's (with `sqlstate`), and the connection is usable afterwards, unless it was lost.
+
+Rows of a SELECT look like those of a binary COPY, and each column may have the form, text or binary, that costs the
+server less (`copybinary.forms`). libpq knows no such mixture: that is for connections without encryption.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +35,7 @@ BLOCK_BYTES: Final = 4 << 20
 """Large enough that fixed costs per block (some 50 µs) vanish, small enough for a core's caches and a task's memory."""
 
 _COPY_DATA: Final = ord("d")
+_DATA_ROW: Final = ord("D")
 _POLL_S: Final = 1.0  # how long a write waits before it tries again
 _PATIENT_BYTES: Final = 256 << 10
 """Once a copy proves large, be woken for this much and not for each of the server's 8 KiB: a third of the CPU."""
@@ -43,7 +47,7 @@ _LEAST_ROOM: Final = 64 << 10  # for a read from the socket
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The payloads `data[start:end]` of CopyData messages: in binary a row each, as the protocol says."""
+    """The payloads `data[start:end]` of messages: rows of a SELECT, or of a binary COPY, with its ends."""
 
     data: Bytes
     starts: Longs
@@ -59,6 +63,7 @@ def _not_counted(_: int) -> None:
 class CopyReader:
     """Iterate over the blocks of a COPY statement: uint8 arrays of whole lines, `block_bytes` or more but for the last.
 
+    With `forms` (of each column 0 for text, 1 for binary) the statement is a SELECT, read by `messages`.
     The connection must be in autocommit mode or inside of a transaction: no BEGIN is sent. Closing the iterator early
     cancels the statement (inside of a transaction that fails the transaction, as any cancelled statement does).
     `raw` None chooses by the connection's encryption.
@@ -71,11 +76,13 @@ class CopyReader:
         *,
         block_bytes: int = BLOCK_BYTES,
         raw: bool | None = None,
+        forms: Sequence[int] | None = None,
     ) -> None:
         self._conn = conn
         self._statement = statement.encode() if isinstance(statement, str) else statement
         self._block_bytes = block_bytes
-        self.raw = _is_plain(conn) if raw is None else raw
+        self._forms = forms
+        self.raw = is_plain(conn) if raw is None else raw
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         return self._raw_blocks() if self.raw else self._libpq_blocks()
@@ -121,18 +128,19 @@ class CopyReader:
         yield _joined(blocks, sizes, last=True)
 
     def _raw_blocks(self) -> Iterator[NDArray[np.uint8]]:
-        wire = _RawCopy(self._conn, self._block_bytes)
+        wire = _RawRows(self._conn, self._block_bytes, _COPY_DATA)
         try:
-            wire.send(self._statement)
+            wire.send(_simple_query(self._statement))
             while (block := wire.next_block()) is not None:
                 yield block
         finally:
             wire.close()
 
     def _raw_messages(self, most_bytes: int, expected_bytes: int, count: Callable[[int], None]) -> Generator[Messages]:
-        wire = _RawCopy(self._conn, self._block_bytes, expected_bytes)
+        wire = _RawRows(self._conn, self._block_bytes, _COPY_DATA if self._forms is None else _DATA_ROW, expected_bytes)
         try:
-            wire.send(self._statement)
+            query = self._statement
+            wire.send(_simple_query(query) if self._forms is None else _extended_query(query, self._forms))
             while True:
                 messages = wire.next_messages(most_bytes, count)
                 yield messages
@@ -148,7 +156,7 @@ def _joined(blocks: list[bytes], sizes: list[Longs], *, last: bool) -> Messages:
     return Messages(np.frombuffer(b"".join(blocks), np.uint8), ends - size, ends, last)
 
 
-def _is_plain(conn: psycopg.Connection[Any]) -> bool:
+def is_plain(conn: psycopg.Connection[Any]) -> bool:
     """Whether the bytes on the socket are the protocol's own. Where libpq cannot say, they are taken as encrypted."""
     import psycopg
 
@@ -158,15 +166,37 @@ def _is_plain(conn: psycopg.Connection[Any]) -> bool:
         return False
 
 
-class _RawCopy:
-    """One COPY statement spoken on a connection's socket while libpq is idle.
+def _simple_query(statement: bytes) -> bytes:
+    return _message(b"Q", statement + b"\0")
 
-    `_done` becomes true with ReadyForQuery: then the server has nothing more to say, and libpq may go on. Frames that
-    are not CopyData are few (at the beginning and the end, and notices), so they are handled in Python.
+
+def _extended_query(statement: bytes, forms: Sequence[int]) -> bytes:
+    """Parse, Bind, Execute, Sync, all at once: whatever fails, the answer ends with ReadyForQuery."""
+    results = struct.pack(f"!h{len(forms)}h", len(forms), *forms)
+    return b"".join(
+        (
+            _message(b"P", b"\0" + statement + b"\0" + struct.pack("!h", 0)),
+            _message(b"B", b"\0\0" + struct.pack("!hh", 0, 0) + results),
+            _message(b"E", b"\0" + struct.pack("!i", 0)),
+            _message(b"S", b""),
+        )
+    )
+
+
+def _message(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!I", len(body) + 4) + body
+
+
+class _RawRows:
+    """One statement spoken on a connection's socket while libpq is idle; its rows are frames of type `frame`.
+
+    `_done` becomes true with ReadyForQuery: then the server has nothing more to say, and libpq may go on. Other frames
+    are few (at the beginning and the end, and notices), so they are handled in Python.
     """
 
-    def __init__(self, conn: psycopg.Connection[Any], block_bytes: int, expected_bytes: int = 0) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], block_bytes: int, frame: int, expected_bytes: int = 0) -> None:
         self._conn = conn
+        self._frame = frame
         self._block_bytes = block_bytes
         # A second descriptor of the same socket: libpq keeps its own.
         self._socket = socket.socket(fileno=os.dup(conn.pgconn.socket))
@@ -182,9 +212,9 @@ class _RawCopy:
         self._done = False
         self._lost = False
 
-    def send(self, statement: bytes) -> None:
+    def send(self, request: bytes) -> None:
         self._sent = True
-        message = memoryview(b"Q" + struct.pack("!I", len(statement) + 5) + statement + b"\0")
+        message = memoryview(request)
         while message:
             try:
                 message = message[self._socket.send(message) :]
@@ -205,16 +235,16 @@ class _RawCopy:
         """Append the rows at hand to `out`, then handle one other frame or get more bytes."""
         if out.size - filled < self._used - self._at:
             out = np.concatenate([out[:filled], np.empty(self._used - self._at, np.uint8)])
-        self._at, filled = _strip_copy_data(self._buffer, self._at, self._used, out, filled)
+        self._at, filled = _strip_frames(self._buffer, self._at, self._used, self._frame, out, filled)
         if not self._handle_other():
             self._make_room_in_front()
             self._receive()
         return out, filled
 
     def _handle_other(self) -> bool:
-        """Handle one whole frame that is not CopyData; False where the next frame is incomplete."""
+        """Handle one whole frame that has no row; False where the next frame is incomplete."""
         head = self._buffer[self._at : min(self._at + 5, self._used)].tobytes()
-        if len(head) < 5 or head[0] == _COPY_DATA:
+        if len(head) < 5 or head[0] == self._frame:
             return False
         end = self._at + 1 + int.from_bytes(head[1:], "big")
         if end > self._used:
@@ -228,7 +258,7 @@ class _RawCopy:
                 self._done = True
             case "G":  # COPY … FROM STDIN is not for us: CopyFail, and the server answers with an error
                 self._socket.send(b"f" + struct.pack("!I", 5) + b"\0")
-            case _:  # CopyOutResponse, CopyDone, CommandComplete, notices, parameters: nothing to do
+            case _:  # begin, completion and end of a copy or a query, notices, parameters: nothing to do
                 pass
         return True
 
@@ -237,7 +267,7 @@ class _RawCopy:
         starts, ends = np.empty((2, self._buffer.size // _USUAL_MESSAGE), np.int64)
         found, told, told_at = 0, 0, 0
         while not self._done:
-            self._at, found = find_messages(self._buffer, self._at, self._used, starts, ends, found)
+            self._at, found = find_messages(self._buffer, self._at, self._used, self._frame, starts, ends, found)
             if found == starts.size:
                 starts, ends = _doubled(starts), _doubled(ends)
                 continue
@@ -334,9 +364,9 @@ def _doubled(numbers: Longs) -> Longs:
 
 
 @compiled
-def _strip_copy_data(data: Bytes, at: int, used: int, out: Bytes, filled: int) -> tuple[int, int]:
-    """Append the payloads of the CopyData frames from `at` on to `out`; stop at an incomplete or another frame."""
-    while used - at >= 5 and data[at] == 100:
+def _strip_frames(data: Bytes, at: int, used: int, frame: int, out: Bytes, filled: int) -> tuple[int, int]:
+    """Append the payloads of the frames of this type from `at` on to `out`; stop at an incomplete or another one."""
+    while used - at >= 5 and data[at] == frame:
         length = data[at + 1] * 16777216 + data[at + 2] * 65536 + data[at + 3] * 256 + data[at + 4]
         if used - at < length + 1:
             break

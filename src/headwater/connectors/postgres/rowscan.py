@@ -1,4 +1,4 @@
-"""The compiled pass over rows of `COPY … (FORMAT binary)` that puts every value where its column wants it.
+"""The compiled pass over rows as the server sends them that puts every value where its column wants it.
 
     message   ┌ fields ┬ length ┬ value ┬ length ┬ value ┬ …        row i of the copy, wherever it begins
               └────────┴────────┴───────┴────────┴───────┴
@@ -30,7 +30,15 @@ from headwater.connectors.postgres.binaryscan import (
     timestamp_of,
     two,
 )
-from headwater.connectors.postgres.textscan import FINE, MALFORMED, Bytes, Longs, compiled
+from headwater.connectors.postgres.textscan import (
+    FINE,
+    MALFORMED,
+    Bytes,
+    Longs,
+    compiled,
+    decimal_of_text,
+    int_of,
+)
 
 # What a column is. The compiled code tests them in this order.
 SKIPPED: Final = 0
@@ -44,17 +52,28 @@ DECIMAL: Final = 7
 DATE: Final = 8
 OID: Final = 9
 FIELD: Final = 10  # where it begins is placed, and its length: -1 for NULL
+EIGHT_TEXT: Final = 11  # a number's digits; it is stored in so many bytes
+FOUR_TEXT: Final = 12
+TWO_TEXT: Final = 13
+BOOL_TEXT: Final = 14
+DECIMAL_TEXT: Final = 15
+
+_INT16_MIN, _INT16_MAX = -(1 << 15), (1 << 15) - 1
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
 ROW_MALFORMED: Final = -1  # instead of a column's number: the row has another number of fields, or is not whole
 
 
 @compiled
-def find_messages(data: Bytes, at: Any, used: int, starts: Longs, ends: Longs, count: int) -> tuple[Any, int]:
-    """Note the payloads of the CopyData frames from `at` on; stops at an incomplete or another frame, or when full.
+def find_messages(
+    data: Bytes, at: Any, used: int, frame: int, starts: Longs, ends: Longs, count: int
+) -> tuple[Any, int]:
+    """Note the payloads of the frames of this type from `at` on; stops at an incomplete or another one, or when full.
 
     Gives where it stopped, and how many there are.
     """
-    while count < starts.size and used - at >= 5 and data[np.uint64(at)] == 100:
+    while count < starts.size and used - at >= 5 and data[np.uint64(at)] == frame:
         end = at + 1 + np.int64(np.uint32(four(data, np.uint64(at + 1))))
         if end > used or end < at + 5:
             break
@@ -195,6 +214,36 @@ def _read_block(
                 fields[slots[c], to] = p
                 fields[slots[c] + 1, to] = length
                 p += np.uint64(length)
+            elif kind == DECIMAL_TEXT:
+                low, high, fault = decimal_of_text(data, p, length, digits[c, 0], digits[c, 1])
+                if fault != FINE:
+                    return c, fault
+                arena8[at + row] = low
+                arena8[at + row + np.uint64(1)] = high
+                p += np.uint64(length)
+            elif kind == EIGHT_TEXT:
+                value, fault = int_of(data, p, length, _INT64_MIN, _INT64_MAX)
+                if fault != FINE:
+                    return c, fault
+                arena8[at] = value
+                p += np.uint64(length)
+            elif kind == FOUR_TEXT:
+                value, fault = int_of(data, p, length, _INT32_MIN, _INT32_MAX)
+                if fault != FINE:
+                    return c, fault
+                arena4[at] = value
+                p += np.uint64(length)
+            elif kind == TWO_TEXT:
+                value, fault = int_of(data, p, length, _INT16_MIN, _INT16_MAX)
+                if fault != FINE:
+                    return c, fault
+                arena2[at] = value
+                p += np.uint64(length)
+            elif kind == BOOL_TEXT:
+                if length != 1 or (data[p] != 116 and data[p] != 102):
+                    return c, MALFORMED
+                arena[at] = data[p] == 116
+                p += np.uint64(1)
             else:
                 p += np.uint64(length)
         if last == ncols - 1 and p != end:
@@ -205,15 +254,15 @@ def _read_block(
 @compiled
 def _read_null(kind: int, at: Any, row: Any, columns: Columns) -> None:
     """Zeros under a NULL: the arena is fresh memory, and what is under a NULL is written to files."""
-    if kind in (EIGHT, TIMESTAMP, OID):
+    if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT):
         columns.arena8[at] = 0
-    elif kind in (FOUR, DATE, TEXT):
+    elif kind in (FOUR, DATE, TEXT, FOUR_TEXT):
         columns.arena4[at] = 0
-    elif kind == TWO:
+    elif kind in (TWO, TWO_TEXT):
         columns.arena2[at] = 0
-    elif kind == BOOL:
+    elif kind in (BOOL, BOOL_TEXT):
         columns.arena[at] = 0
-    elif kind == DECIMAL:
+    elif kind in (DECIMAL, DECIMAL_TEXT):
         columns.arena8[at + row] = 0
         columns.arena8[at + row + np.uint64(1)] = 0
 
@@ -224,24 +273,24 @@ def _place_block(column: int, places: Longs, columns: Columns) -> None:
     arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
     kind, count = columns.kinds[column], np.uint64(places.size)
     at, to = np.uint64(columns.scratch[column]), np.uint64(columns.bases[column])
-    if kind in (EIGHT, TIMESTAMP, OID):
+    if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT):
         for r in range(count):
             arena8[to + np.uint64(places[r])] = arena8[at + r]
-    elif kind in (FOUR, DATE):
+    elif kind in (FOUR, DATE, FOUR_TEXT):
         for r in range(count):
             arena4[to + np.uint64(places[r])] = arena4[at + r]
     elif kind == TEXT:  # the first of its offsets is 0
         for r in range(count):
             arena4[to + np.uint64(places[r]) + np.uint64(1)] = arena4[at + r]
-    elif kind == TWO:
+    elif kind in (TWO, TWO_TEXT):
         for r in range(count):
             arena2[to + np.uint64(places[r])] = arena2[at + r]
-    elif kind == DECIMAL:
+    elif kind in (DECIMAL, DECIMAL_TEXT):
         for r in range(count):
             place = to + np.uint64(2) * np.uint64(places[r])
             arena8[place] = arena8[at + r + r]
             arena8[place + np.uint64(1)] = arena8[at + r + r + np.uint64(1)]
-    elif kind == BOOL:
+    elif kind in (BOOL, BOOL_TEXT):
         for r in range(count):
             if arena[at + r] != 0:
                 place = np.uint64(places[r])

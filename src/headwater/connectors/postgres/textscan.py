@@ -71,36 +71,44 @@ def parse_bools(data: Bytes, starts: Longs, lengths: Longs, out: NDArray[np.bool
 
 
 @compiled
+def int_of(data: Bytes, start: Any, n: int, low: int, high: int) -> Any:
+    """(value, fault) of a decimal integer in `low .. high`."""
+    # Unsigned positions throughout: one that may be negative is tested for each byte.
+    p, end = np.uint64(start), np.uint64(start) + np.uint64(n)
+    negative = n > 0 and data[p] == 45
+    if negative:
+        p += np.uint64(1)
+    if p == end:
+        return 0, MALFORMED
+    acc: Any = 0  # negative throughout: the minimum has no positive twin
+    while p < end:
+        d = np.int64(data[p]) - 48
+        if d < 0 or d > 9:
+            return 0, MALFORMED
+        if acc < _INT64_TENTH or (acc == _INT64_TENTH and d > 8):
+            return 0, OUT_OF_RANGE
+        acc = acc * 10 - d
+        p += np.uint64(1)
+    if not negative:
+        if acc == -INFINITY_MICROS - 1:
+            return 0, OUT_OF_RANGE
+        acc = -acc
+    if acc < low or acc > high:
+        return 0, OUT_OF_RANGE
+    return acc, FINE
+
+
+@compiled
 def parse_ints(data: Bytes, starts: Longs, lengths: Longs, low: int, high: int, out: Longs) -> Found:
     """Decimal integers in `low .. high`."""
     for i in range(starts.size):
         out[i] = 0
-        n = lengths[i]
-        if n < 0:
+        if lengths[i] < 0:
             continue
-        p = starts[i]
-        end = p + n
-        negative = n > 0 and data[p] == 45
-        if negative:
-            p += 1
-        if p == end:
-            return i, MALFORMED
-        acc = 0  # negative throughout: the minimum has no positive twin
-        while p < end:
-            d = data[p] - 48
-            if d < 0 or d > 9:
-                return i, MALFORMED
-            if acc < _INT64_TENTH or (acc == _INT64_TENTH and d > 8):
-                return i, OUT_OF_RANGE
-            acc = acc * 10 - d
-            p += 1
-        if not negative:
-            if acc == -INFINITY_MICROS - 1:
-                return i, OUT_OF_RANGE
-            acc = -acc
-        if acc < low or acc > high:
-            return i, OUT_OF_RANGE
-        out[i] = acc
+        value, fault = int_of(data, starts[i], lengths[i], low, high)
+        if fault != FINE:
+            return i, fault
+        out[i] = value
     return -1, FINE
 
 
@@ -269,7 +277,7 @@ def negated(low: Any, high: Any) -> tuple[Any, Any]:
 
 
 @compiled
-def _wide_decimal(data: Bytes, p: int, end: int, zeros: int) -> tuple[np.uint64, np.uint64]:
+def _wide_decimal(data: Bytes, p: Any, end: Any, zeros: int) -> tuple[np.uint64, np.uint64]:
     """The digits of `data[p:end]` (signs and points skipped) times 10 ** zeros as 128 bits (low, high)."""
     ten = np.uint64(10)
     low = np.uint64(0)
@@ -278,7 +286,7 @@ def _wide_decimal(data: Bytes, p: int, end: int, zeros: int) -> tuple[np.uint64,
         digit = np.uint64(0)
         if p < end:
             c = data[p]
-            p += 1
+            p += np.uint64(1)
             if c < 48:
                 continue
             digit = np.uint64(c - 48)
@@ -289,50 +297,59 @@ def _wide_decimal(data: Bytes, p: int, end: int, zeros: int) -> tuple[np.uint64,
 
 
 @compiled
+def decimal_of_text(data: Bytes, start: Any, n: int, precision: int, scale: int) -> Any:
+    """(low, high, fault) of a numeric as an unscaled integer of 128 bits: one multiplication per digit, of 64 bits as
+    long as there are 18 at most."""
+    low, high = np.uint64(0), np.uint64(0)
+    p, end = np.uint64(start), np.uint64(start) + np.uint64(n)
+    negative = n > 0 and data[p] == 45
+    if negative:
+        p += np.uint64(1)
+    first = p
+    acc: Any = 0
+    digits = 0
+    behind: Any = -1  # the point; so many digits
+    while p < end:
+        c = np.int64(data[p])
+        if 48 <= c <= 57:
+            if digits > 0 or c > 48:
+                digits += 1
+            if digits <= 18:
+                acc = acc * 10 + c - 48
+        elif c == 46 and behind < 0:
+            behind = np.int64(end - p) - 1
+        else:
+            return low, high, NOT_A_NUMBER if c == 78 or c == 73 else MALFORMED
+        p += np.uint64(1)
+    zeros = scale - max(behind, 0)
+    if np.int64(end - first) - (1 if behind >= 0 else 0) < 1:
+        return low, high, MALFORMED
+    if zeros < 0 or (digits > 0 and digits + zeros > precision):
+        return low, high, OUT_OF_RANGE
+    if digits + zeros <= 18:
+        for _ in range(zeros):
+            acc *= 10
+        low = np.uint64(acc)
+    else:
+        low, high = _wide_decimal(data, first, end, zeros)
+    if negative and digits > 0:
+        low, high = negated(low, high)
+    return low, high, FINE
+
+
+@compiled
 def parse_decimals(
     data: Bytes, starts: Longs, lengths: Longs, precision: int, scale: int, out: NDArray[np.uint64]
 ) -> Found:
-    """Numerics as unscaled 128-bit integers, low word first: one 64-bit multiplication per digit up to 18 digits."""
+    """Numerics as unscaled 128-bit integers, low word first."""
     for i in range(starts.size):
         out[i, 0] = 0
         out[i, 1] = 0
-        n = lengths[i]
-        if n < 0:
+        if lengths[i] < 0:
             continue
-        p = starts[i]
-        end = p + n
-        negative = n > 0 and data[p] == 45
-        if negative:
-            p += 1
-        first = p
-        acc = 0
-        digits = 0
-        point = -1
-        while p < end:
-            c = data[p]
-            if 48 <= c <= 57:
-                if digits > 0 or c > 48:
-                    digits += 1
-                if digits <= 18:
-                    acc = acc * 10 + c - 48
-            elif c == 46 and point < 0:
-                point = p
-            else:
-                return i, NOT_A_NUMBER if c == 78 or c == 73 else MALFORMED
-            p += 1
-        zeros = scale - (end - point - 1 if point >= 0 else 0)
-        if end - first - (1 if point >= 0 else 0) < 1:
-            return i, MALFORMED
-        if zeros < 0 or (digits > 0 and digits + zeros > precision):
-            return i, OUT_OF_RANGE
-        if digits + zeros <= 18:
-            for _ in range(zeros):
-                acc *= 10
-            low, high = np.uint64(acc), np.uint64(0)
-        else:
-            low, high = _wide_decimal(data, first, end, zeros)
-        if negative and digits > 0:
-            low, high = negated(low, high)
+        low, high, fault = decimal_of_text(data, starts[i], lengths[i], precision, scale)
+        if fault != FINE:
+            return i, fault
         out[i, 0] = low
         out[i, 1] = high
     return -1, FINE
