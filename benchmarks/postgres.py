@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.figures import Benchmarks, Figure, Scale, percentile
-from benchmarks.rivals import Measured, Rivals
+from benchmarks.rivals import Measured, Rivals, claim_memory
 from headwater import Engine
 from headwater.connectors.postgres.client import parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
@@ -94,6 +94,7 @@ def settled(db: Any) -> None:
     """What was written is on disk: neither the server nor the kernel writes it behind while something is measured."""
     db.execute("CHECKPOINT")
     os.sync()
+    claim_memory()
 
 
 # -- what it costs --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.connectors.postgres.copybinary import TEXT_FORM, BinaryRows, decode_rows, forms
+from headwater.connectors.postgres.copybinary import TEXT_FORM, BinaryRows, decode_compact, decode_rows, forms
 from headwater.connectors.postgres.copyreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.errors import DefiniteError
@@ -269,6 +269,44 @@ def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: in
     mixed = decode_rows(BinaryRows.of(messages(*printed_rows), chosen), plans, places=places)
     mixed.validate(full=True)
     assert mixed.to_pylist() == expected
+    compact = decode_compact(
+        BinaryRows.of(messages(*printed_rows), chosen), plans, places=places, words=["text", "json", "i4"]
+    )
+    compact.validate(full=True)
+    assert compact.to_pylist() == expected
+    assert pa.types.is_dictionary(compact.column("text").type) and compact.column("dec").type == pa.decimal64(9, 2)
+    assert pa.types.is_dictionary(compact.column("json").type) == (len(rows) < 1000), "too many different ones"
+
+
+@RUN
+@given(st.lists(st.none() | st.text(st.sampled_from("aäb"), max_size=40), max_size=60))
+def test_words_are_the_texts_that_they_number(values: list[str | None]) -> None:
+    """Of few letters: many are equal at both ends, and many are the same."""
+    plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
+    rows = BinaryRows.of(messages(*(copied([None if v is None else v.encode()]) for v in values)), (TEXT_FORM,))
+    backwards = np.arange(len(values))[::-1].copy()
+    column = decode_compact(rows, [plan], places=backwards, words=["c"]).column(0)
+    column.validate(full=True)
+    assert column.to_pylist() == values[::-1]
+    given_words = {v for v in values if v is not None}
+    assert given_words <= set(column.dictionary.to_pylist()) <= given_words | {""}
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "few"), [(1024, 8, True), (1025, 8, False), (3, 255, True), (3, 256, False)]
+)
+def test_texts_that_are_too_many_or_too_long_for_words_stay_texts(count: int, length: int, few: bool) -> None:
+    plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
+    values = [f"{i:0{length}d}" for i in range(count)] * 2
+    rows = BinaryRows.of(messages(*(copied([v.encode()]) for v in values)), (TEXT_FORM,))
+    column = decode_compact(rows, [plan], words=["c"]).column(0)
+    assert column.to_pylist() == values and pa.types.is_dictionary(column.type) == few
+
+
+def test_words_that_are_not_text_are_refused() -> None:
+    rows = BinaryRows.of(messages(copied([b"\xff"])), (TEXT_FORM,))
+    with pytest.raises(DefiniteError, match="column c"):
+        decode_compact(rows, [ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)], words=["c"])
 
 
 def printed_as(value: Any) -> bytes:

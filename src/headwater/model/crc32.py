@@ -1,4 +1,7 @@
-"""CRC-32 of many byte slices, or of the digits of many numbers. Apart, so that only row-touching code loads numba."""
+"""CRC-32 of many keys at once, column by column: of byte slices, and of numbers' digits without making their text.
+
+Apart from `vnode.py`, so that only row-touching code loads numba.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,36 @@ def _lookup_table() -> np.ndarray[Any, np.dtype[np.uint32]]:
 _LOOKUP = _lookup_table()
 
 
+def begun(count: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return np.full(count, 0xFFFFFFFF, np.uint32)
+
+
+def ended(crcs: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    return crcs ^ np.uint32(0xFFFFFFFF)
+
+
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def crc32_of_slices(raw, starts):  # type: ignore[no-untyped-def]
-    """The CRC-32 of `raw[starts[i]:starts[i + 1]]` for every i."""
-    out = np.empty(len(starts) - 1, np.uint32)
-    for i in range(len(starts) - 1):
-        crc = np.uint32(0xFFFFFFFF)
+def _with(crc, byte):  # type: ignore[no-untyped-def]
+    return (crc >> np.uint32(8)) ^ _LOOKUP[(crc ^ np.uint32(byte)) & np.uint32(0xFF)]
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def add_slices(crcs, separator, raw, starts):  # type: ignore[no-untyped-def]
+    """Go on with `raw[starts[i]:starts[i + 1]]` for every i; before it a separator, unless that is negative."""
+    for i in range(crcs.size):
+        crc = crcs[i]
+        if separator >= 0:
+            crc = _with(crc, separator)
         for j in range(starts[i], starts[i + 1]):
-            crc = (crc >> np.uint32(8)) ^ _LOOKUP[(crc ^ np.uint32(raw[j])) & np.uint32(0xFF)]
-        out[i] = crc ^ np.uint32(0xFFFFFFFF)
-    return out
+            crc = _with(crc, raw[j])
+        crcs[i] = crc
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def crc32_of_numbers(numbers):  # type: ignore[no-untyped-def]
-    """The CRC-32 of the decimal digits of every int64."""
-    out = np.empty(numbers.size, np.uint32)
+def add_numbers(crcs, separator, numbers):  # type: ignore[no-untyped-def]
+    """Go on with the decimal digits of every int64; before them a separator, unless that is negative."""
     digits = np.empty(20, np.uint8)
-    for i in range(numbers.size):
+    for i in range(crcs.size):
         number = numbers[i]
         rest = np.uint64(number)
         if number < 0:
@@ -51,10 +66,11 @@ def crc32_of_numbers(numbers):  # type: ignore[no-untyped-def]
             rest = tenth
             if rest == 0:
                 break
-        crc = np.uint32(0xFFFFFFFF)
+        crc = crcs[i]
+        if separator >= 0:
+            crc = _with(crc, separator)
         if number < 0:
-            crc = (crc >> np.uint32(8)) ^ _LOOKUP[(crc ^ np.uint32(45)) & np.uint32(0xFF)]
+            crc = _with(crc, 45)
         for j in range(np.uint64(first), np.uint64(20)):
-            crc = (crc >> np.uint32(8)) ^ _LOOKUP[(crc ^ np.uint32(digits[j])) & np.uint32(0xFF)]
-        out[i] = crc ^ np.uint32(0xFFFFFFFF)
-    return out
+            crc = _with(crc, digits[j])
+        crcs[i] = crc

@@ -82,36 +82,53 @@ def key_text(table: pa.Table | pa.RecordBatch, key: tuple[str, ...]) -> pa.Array
 
 def vnodes(table: pa.Table | pa.RecordBatch, key: tuple[str, ...], vnode_count: int = DEFAULT_VNODE_COUNT) -> pa.Array:
     """The vnode of every row, int32."""
-    known = tuple(k for k in key if k != ROW_NO)
-    hashes = _hashes_of_numbers(table.column(known[0])) if len(known) == 1 else None
-    if hashes is None:
-        hashes = _hashes_of_texts(key_text(table, known))
+    columns = [table.column(k) for k in key if k != ROW_NO]
+    if any(c.null_count for c in columns):
+        hashes = _hashes([key_text(table, tuple(k for k in key if k != ROW_NO))])
+    else:
+        hashes = _hashes(columns)
     return pa.array((hashes % np.uint32(vnode_count)).astype(np.int32))
 
 
-def _hashes_of_numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.uint32] | None:
-    """Those of a key that is one integer, whose text need not be made for that; None for another one."""
-    if not pa.types.is_signed_integer(column.type) or column.null_count:
-        return None
-    from headwater.model.crc32 import crc32_of_numbers  # late: numba is only loaded where rows are touched
+def _hashes(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.uint32]:
+    """Column by column: a key's whole text is never made, nor that of a number."""
+    from headwater.model import crc32  # late: numba is only loaded where rows are touched
 
-    hashes: NDArray[np.uint32] = crc32_of_numbers(column.cast(pa.int64()).to_numpy())
+    crcs = crc32.begun(len(columns[0]))
+    for i, column in enumerate(columns):
+        separator = ord(KEY_SEPARATOR) if i else -1
+        numbers = _numbers(column)
+        if numbers is not None:
+            crc32.add_numbers(crcs, separator, numbers)
+        else:
+            crc32.add_slices(crcs, separator, *_slices(canonical_text(column)))
+    hashes: NDArray[np.uint32] = crc32.ended(crcs)
     return hashes
 
 
-def _hashes_of_texts(text: pa.Array | pa.ChunkedArray) -> NDArray[np.uint32]:
+def _numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64] | None:
+    """The integers whose digits are the canonical text; None for another type."""
+    kind = column.type
+    if pa.types.is_date32(kind):
+        column = column.cast(pa.int32())
+    elif pa.types.is_timestamp(kind) and kind.unit == "us":
+        column = column.cast(pa.int64())
+    elif not pa.types.is_signed_integer(kind):
+        return None
+    numbers: NDArray[np.int64] = column.cast(pa.int64()).to_numpy()
+    return numbers
+
+
+def _slices(text: pa.Array | pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """The bytes of all texts, and where each begins; the last number is where the last one ends."""
     if isinstance(text, pa.ChunkedArray):
         text = text.combine_chunks()
-    if len(text) == 0:
-        return np.zeros(0, np.uint32)
     text = text.cast(pa.string())
     _, offsets, data = text.buffers()
-    starts = np.frombuffer(offsets, np.int32)[text.offset : text.offset + len(text) + 1]
     raw = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)
-    from headwater.model.crc32 import crc32_of_slices
-
-    hashes: NDArray[np.uint32] = crc32_of_slices(raw, starts)
-    return hashes
+    if not len(text):
+        return raw, np.zeros(1, np.int32)
+    return raw, np.frombuffer(offsets, np.int32)[text.offset : text.offset + len(text) + 1]
 
 
 def vnodes_of_values(values: Sequence[Sequence[int | str]], vnode_count: int) -> list[int]:

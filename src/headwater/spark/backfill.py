@@ -199,7 +199,7 @@ class ReadSplit:
     def _write(self, found: pa.Table | BinaryRows, packed: dict[str, Any]) -> dict[str, Any] | None:
         if found.num_rows == 0:
             return None
-        rows, ordered = (found, False) if isinstance(found, pa.Table) else (self._in_order(found), True)
+        rows, ordered = (found, False) if isinstance(found, pa.Table) else (self._in_order(found, packed), True)
         rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
         rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
         segment = write_segment(
@@ -214,13 +214,14 @@ class ReadSplit:
         )
         return segment.as_dict()
 
-    def _in_order(self, found: BinaryRows) -> pa.Table:
+    def _in_order(self, found: BinaryRows, packed: dict[str, Any]) -> pa.Table:
         """The rows, with their vnodes, in a segment's order, which their keys tell."""
-        from headwater.connectors.postgres.copybinary import decode_rows
+        from headwater.connectors.postgres.copybinary import decode_compact, decode_rows
 
         keys = pa.Table.from_batches([decode_rows(found, self.plans, only=self.schema.key)])
         vnodes, places = places_of(keys, self.schema, self.vnode_count)
-        rows = pa.Table.from_batches([decode_rows(found, self.plans, places=places)])
+        words = packed.get("use_dictionary", ())  # those of the splits before it
+        rows = pa.Table.from_batches([decode_compact(found, self.plans, places=places, words=words)])
         return rows.append_column(VNODE, vnodes)
 
 

@@ -100,6 +100,8 @@ def _is_uneven(sample: pa.ChunkedArray) -> bool:
     """Whether the numbers of a dictionary take more bits than they tell; its texts shrink by themselves."""
     if _is_text(sample.type):
         return True
+    if pa.types.is_decimal64(sample.type):  # which Arrow does not count
+        sample = sample.cast(pa.decimal128(sample.type.precision, sample.type.scale))
     counts = pc.value_counts(sample.combine_chunks()).field("counts").to_numpy()
     bits = np.ceil(np.log2(max(2, counts.size)))
     shares = counts / max(1, counts.sum())

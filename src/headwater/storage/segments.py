@@ -68,7 +68,7 @@ def write_segment(
     """
     if not ordered:
         rows = with_vnode(rows, schema, vnode_count)
-    rows = rows.select(arrow_schema(schema).names).cast(arrow_schema(schema)).combine_chunks()
+    rows = _as_stored(rows.select(arrow_schema(schema).names), arrow_schema(schema)).combine_chunks()
     if not ordered:
         rows = rows.take(_order(rows, schema.key))
     packed = {} if packed is None else packed
@@ -78,9 +78,24 @@ def write_segment(
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
-        pq.write_table(_without_levels(rows), out, **_groups(rows), **packed)
+        # Without Arrow's own types: a reader is to see those of the table.
+        pq.write_table(_without_levels(rows), out, store_schema=False, **_groups(rows), **packed)
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
+
+
+def _as_stored(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """In the table's types; but decimals of 64 bits and dictionaries of texts are written as they are, sooner."""
+    kept = [_is_compact(f.type, wanted.field(f.name).type) for f in rows.schema]
+    fields = [f if keep else wanted.field(f.name) for f, keep in zip(rows.schema, kept, strict=True)]
+    return rows.cast(pa.schema(fields))
+
+
+def _is_compact(given: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_dictionary(given):
+        return bool(given.value_type == wanted)
+    decimal = pa.types.is_decimal64(given) and pa.types.is_decimal(wanted)
+    return bool(decimal and (given.precision, given.scale) == (wanted.precision, wanted.scale))
 
 
 def _without_levels(rows: pa.Table) -> pa.Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -52,3 +53,36 @@ def test_the_format_of_a_segment_is_known_from_its_footer(both: tuple[DataDir, s
     data_dir, new, old = both
     assert without_vnode(data_dir, [new, old]) == {old}
     assert without_vnode(data_dir, [new, "gone.parquet"]) == frozenset()
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_columns_that_come_in_compact_types_are_those_of_the_table_in_the_file(tmp_path: Path, nulls: bool) -> None:
+    schema = Schema((Column("id", "BIGINT"), Column("price", "DECIMAL(12,2)"), Column("kind", "STRING")), ("id",))
+    kinds = [None if nulls and i % 7 == 0 else ("air", "rail", "ship")[i % 3] for i in range(5_000)]
+    prices = [None if nulls and i % 5 == 0 else Decimal(i).scaleb(-2) for i in range(5_000)]
+    plain = pa.table(
+        {
+            "id": pa.array(range(5_000), pa.int64()),
+            "price": pa.array(prices, pa.decimal128(12, 2)),
+            "kind": pa.array(kinds),
+            VNODE: pa.array(sorted(i % 16 for i in range(5_000)), pa.int32()),
+            OP: pa.array([1] * 5_000, pa.int8()),
+            SEQ: pa.array([0] * 5_000, pa.int64()),
+        }
+    )
+    compact = plain.set_column(1, "price", plain.column("price").cast(pa.decimal64(12, 2)))
+    compact = compact.set_column(2, "kind", plain.column("kind").dictionary_encode())
+    data_dir = DataDir(str(tmp_path))
+    packed: dict[str, object] = {}
+    paths = [
+        write_segment(
+            data_dir, 1, schema, rows, kind="base", vnode_count=16, path=name, ordered=True, packed=packed
+        ).path
+        for name, rows in (("plain.parquet", plain), ("compact.parquet", compact))
+    ]
+    as_plain, as_compact = (pq.ParquetFile(tmp_path / path) for path in paths)
+    assert as_compact.schema.equals(as_plain.schema)
+    assert as_compact.read().equals(as_plain.read())
+    statistics = [file.metadata.row_group(0).column(2).statistics for file in (as_plain, as_compact)]
+    assert {(s.min, s.max, s.null_count) for s in statistics} == {("air", "ship", kinds.count(None))}
+    assert read_segments(data_dir, schema, [paths[1]]).equals(read_segments(data_dir, schema, [paths[0]]))

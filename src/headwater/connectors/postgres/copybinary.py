@@ -76,6 +76,7 @@ _UNIT: Final = {  # of others 8 bytes
 }
 _BOOLS: Final = (scan.BOOL, scan.BOOL_TEXT)
 _SLOTS: Final = {scan.TEXT: 1, scan.FIELD: 2}  # rows of `fields` that a column has
+_DECIMALS: Final = (scan.DECIMAL, scan.DECIMAL_TEXT)
 
 
 def has_binary(plans: Sequence[ColumnPlan]) -> bool:
@@ -152,12 +153,29 @@ def decode_rows(
     places: Longs | None = None,
 ) -> pa.RecordBatch:
     """The columns of the statement, or `only` some; row i goes to `places[i]`, or stays in its place."""
+    batch = decode_compact(rows, plans, only=only, places=places)
+    wanted = [p for p in plans if only is None or p.name in only]
+    arrays = [c.cast(p.arrow_type) for c, p in zip(batch.columns, wanted, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
+
+
+def decode_compact(
+    rows: BinaryRows,
+    plans: Sequence[ColumnPlan],
+    *,
+    only: Collection[str] | None = None,
+    places: Longs | None = None,
+    words: Collection[str] = (),
+) -> pa.RecordBatch:
+    """The same, in types that take less: decimals of 64 bits, and dictionaries of texts that are known to repeat
+    (`words`), as far as they do."""
     if rows.nbytes > MAX_COLUMN_BYTES:
         raise DefiniteError("BATCH_TOO_LARGE", "more than 2 GiB of rows in one piece", hint="decode smaller pieces")
     wanted = [i for i, plan in enumerate(plans) if only is None or plan.name in only]
     arena = _Arena(plans, rows.forms or (BINARY_FORM,) * len(plans), wanted, rows.num_rows)
     arena.fill(rows, np.arange(rows.num_rows) if places is None else places)
-    return pa.RecordBatch.from_arrays([arena.column(i) for i in wanted], names=[plans[i].name for i in wanted])
+    columns = [arena.column(i, as_words=plans[i].name in words) for i in wanted]
+    return pa.RecordBatch.from_arrays(columns, names=[plans[i].name for i in wanted])
 
 
 class _Arena:
@@ -171,21 +189,34 @@ class _Arena:
         self.digits = np.array([(p.precision, p.scale) for p in plans], np.int64).reshape(count, 2)
         self.valid = np.full((count, -(-rows // 8)), 255, np.uint8)
         kinds = {i: _kind(plans[i], forms[i]) for i in wanted}
-        row_bytes = sum(_bytes(kind, 1) for kind in kinds.values())
+        row_bytes = sum(self._bytes(i, kind, 1) for i, kind in kinds.items())
         self.block = max(_LEAST_BLOCK, min(rows, _SCRATCH_BYTES // max(1, row_bytes)))
         size = slots = 0
         for i, kind in kinds.items():
             self.kinds[i], self.scratch[i], self.slots[i] = kind, size // _UNIT.get(kind, 8), slots
-            size += _aligned(self.block if kind in _BOOLS else _bytes(kind, self.block))
+            size += _aligned(self.block if kind in _BOOLS else self._bytes(i, kind, self.block))
             slots += _SLOTS.get(kind, 0)
         for i, kind in kinds.items():
             self.bases[i] = size // _UNIT.get(kind, 8)
-            size += _aligned(_bytes(kind, rows))
+            size += _aligned(self._bytes(i, kind, rows))
         self.memory = np.empty(size, np.uint8)
         self.fields = np.empty((slots, rows), np.int64)
         for i in wanted:
             if self.kinds[i] in _BOOLS:  # the pass only sets bits
                 self._part(i, np.uint8, self.valid.shape[1])[:] = 0
+
+    def _bytes(self, i: int, kind: int, rows: int) -> int:
+        """What a column takes in the arena."""
+        if kind in _DECIMALS:
+            return (8 if self.plans[i].precision <= scan.NARROW_DIGITS else 16) * rows
+        match kind:
+            case scan.FIELD:
+                return 0
+            case scan.BOOL | scan.BOOL_TEXT:
+                return -(-rows // 8)
+            case scan.TEXT:
+                return 4 * (rows + 1)
+        return _UNIT.get(kind, 8) * rows
 
     def _part(self, i: int, dtype: Any, size: int) -> NDArray[Any]:
         part: NDArray[Any] = self.memory.view(dtype)[self.bases[i] :][:size]
@@ -219,7 +250,7 @@ class _Arena:
         if fault != FINE:
             check_value(self.plans[column], (0, fault))
 
-    def column(self, i: int) -> pa.Array:
+    def column(self, i: int, *, as_words: bool = False) -> pa.Array:
         plan, kind = self.plans[i], self.kinds[i]
         if kind == scan.FIELD:
             decode = decode_column if self.forms[i] == TEXT_FORM else decode_binary_column
@@ -227,10 +258,26 @@ class _Arena:
             return decode(plan, self.data, starts, lengths)
         valid = pa.py_buffer(self.valid[i]) if self.nulls[i] else None
         if kind == scan.TEXT:
-            return self._texts(i, valid)
+            words = self._words(i, valid) if as_words else None
+            return self._texts(i, valid) if words is None else words
         unit = _UNIT.get(int(kind), 8)
-        values = pa.py_buffer(self.memory[self.bases[i] * unit :][: _bytes(int(kind), self.rows)])
-        return pa.Array.from_buffers(plan.arrow_type, self.rows, [valid, values], int(self.nulls[i]))
+        values = pa.py_buffer(self.memory[self.bases[i] * unit :][: self._bytes(i, int(kind), self.rows)])
+        stored = plan.arrow_type
+        if kind in _DECIMALS and plan.precision <= scan.NARROW_DIGITS:
+            stored = pa.decimal64(plan.precision, plan.scale)
+        return pa.Array.from_buffers(stored, self.rows, [valid, values], int(self.nulls[i]))
+
+    def _words(self, i: int, valid: pa.Buffer | None) -> pa.Array | None:
+        """As a dictionary of its different texts; None where there are too many."""
+        numbers, words = np.empty(self.rows, np.int32), np.empty((scan.MOST_WORDS, 2), np.int64)
+        lengths = self._part(i, np.int32, self.rows + 1)[1:]
+        count = scan.place_words(self.data, self.fields[self.slots[i]], self.places, lengths, numbers, words)
+        if count < 0:
+            return None
+        starts, sizes = np.ascontiguousarray(words[:count].T)
+        dictionary = decode_column(self.plans[i], self.data, starts, sizes)
+        indices = pa.Array.from_buffers(pa.int32(), self.rows, [valid, pa.py_buffer(numbers)], int(self.nulls[i]))
+        return pa.DictionaryArray.from_arrays(indices, dictionary)
 
     def _texts(self, i: int, valid: pa.Buffer | None) -> pa.Array:
         plan = self.plans[i]
@@ -257,17 +304,3 @@ def _kind(plan: ColumnPlan, form: int) -> int:
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
-
-
-def _bytes(kind: int, rows: int) -> int:
-    """What a column of this kind takes in the arena."""
-    match kind:
-        case scan.FIELD:
-            return 0
-        case scan.BOOL | scan.BOOL_TEXT:
-            return -(-rows // 8)
-        case scan.TEXT:
-            return 4 * (rows + 1)
-        case scan.DECIMAL | scan.DECIMAL_TEXT:
-            return 16 * rows
-    return _UNIT.get(kind, 8) * rows

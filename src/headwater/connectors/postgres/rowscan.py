@@ -62,6 +62,12 @@ _INT16_MIN, _INT16_MAX = -(1 << 15), (1 << 15) - 1
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
 
+NARROW_DIGITS: Final = 18  # a decimal of up to so many is stored in 8 bytes, else in 16
+
+MOST_WORDS: Final = 1024  # of a column; with more of them, or longer ones, it is no longer worth it
+WORD_BYTES: Final = 255
+WORD_SLOTS: Final = 4 * MOST_WORDS
+
 ROW_MALFORMED: Final = -1  # instead of a column's number: the row has another number of fields, or is not whole
 
 
@@ -156,7 +162,7 @@ def _read_block(
                     to = np.uint64(places[i])
                     columns.nulls[c] += 1
                     columns.valid[c, to >> np.uint64(3)] &= ~np.uint8(np.uint8(1) << np.uint8(to & np.uint64(7)))
-                    _read_null(kind, at, row, columns)
+                    _read_null(c, at, row, columns)
                     if kind == FIELD:
                         fields[slots[c], to] = 0
                         fields[slots[c] + 1, to] = -1
@@ -196,8 +202,11 @@ def _read_block(
                 low, high, fault = decimal_of(data, p, length, digits[c, 0], digits[c, 1])
                 if fault != FINE:
                     return c, fault
-                arena8[at + row] = low
-                arena8[at + row + np.uint64(1)] = high
+                if digits[c, 0] <= NARROW_DIGITS:
+                    arena8[at] = low
+                else:
+                    arena8[at + row] = low
+                    arena8[at + row + np.uint64(1)] = high
                 p += np.uint64(length)
             elif kind == DATE:
                 if length != 4:
@@ -218,8 +227,11 @@ def _read_block(
                 low, high, fault = decimal_of_text(data, p, length, digits[c, 0], digits[c, 1])
                 if fault != FINE:
                     return c, fault
-                arena8[at + row] = low
-                arena8[at + row + np.uint64(1)] = high
+                if digits[c, 0] <= NARROW_DIGITS:
+                    arena8[at] = low
+                else:
+                    arena8[at + row] = low
+                    arena8[at + row + np.uint64(1)] = high
                 p += np.uint64(length)
             elif kind == EIGHT_TEXT:
                 value, fault = int_of(data, p, length, _INT64_MIN, _INT64_MAX)
@@ -252,8 +264,9 @@ def _read_block(
 
 
 @compiled
-def _read_null(kind: int, at: Any, row: Any, columns: Columns) -> None:
+def _read_null(column: int, at: Any, row: Any, columns: Columns) -> None:
     """Zeros under a NULL: the arena is fresh memory, and what is under a NULL is written to files."""
+    kind = columns.kinds[column]
     if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT):
         columns.arena8[at] = 0
     elif kind in (FOUR, DATE, TEXT, FOUR_TEXT):
@@ -262,6 +275,8 @@ def _read_null(kind: int, at: Any, row: Any, columns: Columns) -> None:
         columns.arena2[at] = 0
     elif kind in (BOOL, BOOL_TEXT):
         columns.arena[at] = 0
+    elif kind in (DECIMAL, DECIMAL_TEXT) and columns.digits[column, 0] <= NARROW_DIGITS:
+        columns.arena8[at] = 0
     elif kind in (DECIMAL, DECIMAL_TEXT):
         columns.arena8[at + row] = 0
         columns.arena8[at + row + np.uint64(1)] = 0
@@ -273,7 +288,8 @@ def _place_block(column: int, places: Longs, columns: Columns) -> None:
     arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
     kind, count = columns.kinds[column], np.uint64(places.size)
     at, to = np.uint64(columns.scratch[column]), np.uint64(columns.bases[column])
-    if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT):
+    narrow = kind in (DECIMAL, DECIMAL_TEXT) and columns.digits[column, 0] <= NARROW_DIGITS
+    if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT) or narrow:
         for r in range(count):
             arena8[to + np.uint64(places[r])] = arena8[at + r]
     elif kind in (FOUR, DATE, FOUR_TEXT):
@@ -307,3 +323,56 @@ def place_texts(data: Bytes, starts: NDArray[Any], places: Longs, offsets: NDArr
         start = np.uint64(starts[i])
         for k in range(size):
             out[at + k] = data[start + k]
+
+
+@compiled
+def place_words(
+    data: Bytes,
+    starts: NDArray[Any],
+    places: Longs,
+    lengths: NDArray[np.int32],
+    numbers: NDArray[np.int32],
+    words: Longs,
+) -> int:
+    """Number the different texts that begin at `starts`, in the order in which they come, and place the numbers.
+
+    `words` is filled with the (start, length) of each. Gives how many there are; -1 where they are too many, or long.
+    """
+    slots = np.full(WORD_SLOTS, -1, np.int32)
+    ends = np.empty((MOST_WORDS, 2), np.int64)  # a word's first eight bytes and its last, or all of a shorter one
+    count = 0
+    for i in range(places.size):
+        to = np.uint64(places[i])
+        length = np.int64(lengths[to])
+        if length > WORD_BYTES:
+            return -1
+        p = np.uint64(starts[i]) if length > 0 else np.uint64(0)  # under a NULL there is none
+        first = last = np.int64(0)
+        if length >= 8:
+            first, last = eight(data, p), eight(data, p + np.uint64(length - 8))
+        else:
+            for k in range(np.uint64(length)):
+                first = (first << np.int64(8)) | np.int64(data[p + k])
+        mixed = np.uint64(first) ^ (np.uint64(last) * np.uint64(0xC2B2AE3D27D4EB4F)) ^ np.uint64(length)
+        slot = (mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(52)
+        while True:
+            word = np.uint64(slots[slot])
+            if slots[slot] < 0:
+                if count == MOST_WORDS:
+                    return -1
+                word = np.uint64(count)
+                words[word, 0], words[word, 1] = p, length
+                ends[word, 0], ends[word, 1] = first, last
+                slots[slot] = count
+                count += 1
+                break
+            if words[word, 1] == length and ends[word, 0] == first and ends[word, 1] == last:
+                same = True
+                q = np.uint64(words[word, 0])
+                for k in range(np.uint64(8), np.uint64(max(8, int(length) - 8))):
+                    same = same and data[q + k] == data[p + k]
+                if same:
+                    break
+            slot = (slot + np.uint64(1)) & np.uint64(WORD_SLOTS - 1)
+        numbers[to] = word
+    return count
