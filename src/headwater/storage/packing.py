@@ -5,7 +5,7 @@
 - Whole numbers, decimals that fit into one, and times near their neighbours, as keys and times of a sorted segment
   mostly are: their differences. Smaller than compressed numbers, and faster to write and to read.
 - What else shrinks well is compressed. A column that hardly shrinks costs more time, now and at each read, than its
-  bytes do; one of a few long runs is nothing already.
+  bytes do. One of a few long runs is nothing when compressed, and sooner than by a dictionary.
 - Texts that hardly repeat have no least and greatest value noted, unless they are the key: rows are in the order of a
   hash, so these would be near the ends of the alphabet in every row group, and finding them means comparing all texts.
 """
@@ -35,15 +35,16 @@ def packing(rows: pa.Table, key: Collection[str] = ()) -> dict[str, Any]:
     """What `pyarrow.parquet.write_table` is to be told about a table that ends with `_vnode`, `_op` and `_seq`."""
     width = max(1, rows.nbytes // max(1, rows.num_rows))
     sample = rows.slice(0, max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // width)))
-    repeating = [n for n in rows.column_names if n in (VNODE, OP, SEQ) or _repeats(sample.column(n))]
-    near = [n for n in rows.column_names if n not in repeating and _are_near(sample.column(n))]
+    runs = [n for n in rows.column_names if _is_in_runs(n, sample.column(n))]
+    repeating = [n for n in rows.column_names if n not in runs and (n in (OP, SEQ) or _repeats(sample.column(n)))]
+    near = [n for n in rows.column_names if n not in (*runs, *repeating) and _are_near(sample.column(n))]
     packed: dict[str, Any] = {"use_dictionary": repeating, "store_decimal_as_integer": True}
     if near:
         packed["column_encoding"] = dict.fromkeys(near, DIFFERENCES)
     if any(pa.types.is_nested(field.type) for field in sample.schema):  # leaves have other names than columns
         return packed | {"compression": CODEC, "compression_level": CODEC_LEVEL}
     compared = [n for n in rows.column_names if n in repeating or n in key or not _is_text(rows.column(n).type)]
-    return packed | {"write_statistics": compared} | _compression(sample, repeating, near)
+    return packed | {"write_statistics": compared} | _compression(sample, runs, repeating, near)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -87,9 +88,11 @@ def difference_bits(values: Any) -> float:
     return float(np.ceil(np.log2(above.astype(np.float64) + 1)).mean())
 
 
-def _compression(sample: pa.Table, repeating: Sequence[str], near: Sequence[str]) -> dict[str, Any]:
-    others = [n for n in sample.column_names if n not in near and not _is_in_runs(n, sample.column(n))]
-    compressed = [n for n in others if (_is_uneven if n in repeating else _shrinks)(sample.column(n))]
+def _compression(
+    sample: pa.Table, runs: Sequence[str], repeating: Sequence[str], near: Sequence[str]
+) -> dict[str, Any]:
+    others = [n for n in sample.column_names if n not in (*runs, *near)]
+    compressed = [*runs, *(n for n in others if (_is_uneven if n in repeating else _shrinks)(sample.column(n)))]
     return {
         "compression": dict.fromkeys(sample.column_names, "none") | dict.fromkeys(compressed, CODEC),
         "compression_level": dict.fromkeys(compressed, CODEC_LEVEL),

@@ -40,7 +40,7 @@ _POLL_S: Final = 1.0  # how long a write waits before it tries again
 _PATIENT_BYTES: Final = 256 << 10
 """Once a copy proves large, be woken for this much and not for each of the server's 8 KiB: a third of the CPU."""
 _PATIENT_AFTER: Final = 512 << 10
-_PATIENT_MS: Final = 10  # but at the latest after this: the end of the copy is smaller
+_PATIENT_MS: Final = 4  # but at the latest after this: the end of the copy is smaller
 _USUAL_MESSAGE: Final = 64  # bytes; of shorter ones more are found room for
 _LEAST_ROOM: Final = 64 << 10  # for a read from the socket
 
