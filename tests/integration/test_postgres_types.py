@@ -14,8 +14,6 @@ import pyarrow as pa
 import pytest
 from psycopg.rows import dict_row
 
-from headwater.connectors.postgres.copybinary import TEXT_FORM, BinaryRows, decode_rows, forms, has_binary
-from headwater.connectors.postgres.copyreader import CopyReader
 from headwater.connectors.postgres.copytext import decode_copy
 from headwater.connectors.postgres.pgoutput import (
     DELETE,
@@ -32,6 +30,7 @@ from headwater.connectors.postgres.pgoutput import (
     scan_frames,
     spool_frame,
 )
+from headwater.connectors.postgres.rowreader import RowReader
 from headwater.connectors.postgres.types import (
     COLUMNS_QUERY,
     INFINITY_DAYS,
@@ -46,6 +45,7 @@ from headwater.connectors.postgres.types import (
     column_plan,
     pg_columns,
 )
+from headwater.connectors.postgres.wirerows import TEXT_FORM, WireRows, decode_rows, forms, has_binary
 from headwater.errors import DefiniteError
 from headwater.testing.servers import PostgresServer
 from postgres_versions import EVERY_SERVER
@@ -188,7 +188,7 @@ class Source:
     def snapshot(self, table: str, plans: list[ColumnPlan]) -> pa.Table:
         names = ", ".join(f'"{p.name}"' for p in plans)
         statement = f"COPY (SELECT {names} FROM {table} ORDER BY 1) TO STDOUT"
-        return pa.Table.from_batches([decode_copy(block, plans) for block in CopyReader(self.conn, statement)])
+        return pa.Table.from_batches([decode_copy(block, plans) for block in RowReader(self.conn, statement)])
 
     def binary_snapshot(self, table: str, plans: list[ColumnPlan]) -> pa.Table:
         """The columns that have a binary form."""
@@ -196,17 +196,17 @@ class Source:
         assert has_binary(plans)
         names = ", ".join(f'"{p.name}"' for p in plans)
         statement = f"COPY (SELECT {names} FROM {table} ORDER BY 1) TO STDOUT (FORMAT binary)"
-        pieces = CopyReader(self.conn, statement).messages(most_bytes=1 << 20)
-        return pa.Table.from_batches([decode_rows(BinaryRows.of(piece), plans) for piece in pieces])
+        pieces = RowReader(self.conn, statement).messages(most_bytes=1 << 20)
+        return pa.Table.from_batches([decode_rows(WireRows.of(piece), plans) for piece in pieces])
 
     def selected(self, table: str, plans: list[ColumnPlan], chosen: tuple[int, ...] | None = None) -> pa.Table:
         """As a copy without encryption reads them: each column in the form that was chosen for it."""
         names = ", ".join(f'"{p.name}"' for p in plans)
         chosen = chosen or forms(plans)
-        pieces = CopyReader(self.conn, f"SELECT {names} FROM {table} ORDER BY 1", forms=chosen).messages(
+        pieces = RowReader(self.conn, f"SELECT {names} FROM {table} ORDER BY 1", forms=chosen).messages(
             most_bytes=1 << 20
         )
-        return pa.Table.from_batches([decode_rows(BinaryRows.of(piece, chosen), plans) for piece in pieces])
+        return pa.Table.from_batches([decode_rows(WireRows.of(piece, chosen), plans) for piece in pieces])
 
     def spool(self) -> Frames:
         rows = self.conn.execute(

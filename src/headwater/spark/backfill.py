@@ -27,9 +27,9 @@ from headwater.storage.files import DataDir
 from headwater.storage.segments import places_of, write_segment
 
 if TYPE_CHECKING:
-    from headwater.connectors.postgres.copybinary import BinaryRows
-    from headwater.connectors.postgres.copyreader import CopyReader
     from headwater.connectors.postgres.planner import ReadMark
+    from headwater.connectors.postgres.rowreader import RowReader
+    from headwater.connectors.postgres.wirerows import WireRows
 
 LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has changed
 # A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
@@ -43,7 +43,7 @@ WRITE_BEHIND_BYTES: Final = 128 << 20  # a larger split is written before the ne
 class Fetched:
     """The rows of a split in memory, as they came or decoded, what their read has seen, and where it ended."""
 
-    rows: pa.Table | BinaryRows
+    rows: pa.Table | WireRows
     mark: ReadMark
     right: str | None
 
@@ -134,10 +134,10 @@ class ReadSplit:
                 "SOURCE_SNAPSHOT_LOST", "the shared snapshot of the reads is gone", hint="the table is read again"
             ) from None
 
-    def _read(self, conn: Any, split: Split, expected_bytes: int) -> pa.Table | BinaryRows:
-        from headwater.connectors.postgres.copybinary import forms, has_binary
-        from headwater.connectors.postgres.copyreader import BLOCK_BYTES, CopyReader, is_plain
+    def _read(self, conn: Any, split: Split, expected_bytes: int) -> pa.Table | WireRows:
         from headwater.connectors.postgres.planner import copy_statement, split_query
+        from headwater.connectors.postgres.rowreader import BLOCK_BYTES, RowReader, is_plain
+        from headwater.connectors.postgres.wirerows import forms, has_binary
 
         pace = Pace(self.data_dir, self.control, self.readers, self.page)
         pace.wait(0)
@@ -147,14 +147,14 @@ class ReadSplit:
         if as_planned and is_plain(conn):
             statement = split_query(self.table, names, split, absent).as_string(conn)
             chosen = forms(self.plans)
-            reader = CopyReader(conn, statement, block_bytes=block_bytes, forms=chosen)
+            reader = RowReader(conn, statement, block_bytes=block_bytes, forms=chosen)
             return self._read_rows(reader, pace, expected_bytes, chosen)
         binary = as_planned and has_binary(self.plans)
         statement = copy_statement(self.table, names, split, absent, binary=binary).as_string(conn)
-        reader = CopyReader(conn, statement, block_bytes=block_bytes)
+        reader = RowReader(conn, statement, block_bytes=block_bytes)
         return self._read_rows(reader, pace, expected_bytes) if binary else self._read_text(reader, pace)
 
-    def _read_text(self, reader: CopyReader, pace: Pace) -> pa.Table:
+    def _read_text(self, reader: RowReader, pace: Pace) -> pa.Table:
         from headwater.connectors.postgres.copytext import decode_copy
 
         batches = []
@@ -169,16 +169,16 @@ class ReadSplit:
         return rows
 
     def _read_rows(
-        self, reader: CopyReader, pace: Pace, expected_bytes: int, forms: tuple[int, ...] | None = None
-    ) -> pa.Table | BinaryRows:
+        self, reader: RowReader, pace: Pace, expected_bytes: int, forms: tuple[int, ...] | None = None
+    ) -> pa.Table | WireRows:
         """As they came, so that they are put in order while they are decoded; a large split is decoded in pieces."""
-        from headwater.connectors.postgres.copybinary import BinaryRows, decode_rows
+        from headwater.connectors.postgres.wirerows import WireRows, decode_rows
 
         batches: list[pa.RecordBatch] = []
         pieces = reader.messages(most_bytes=PIECE_BYTES, expected_bytes=expected_bytes, count=pace.wait)
         with closing(pieces):  # its end sets the connection right, which is used next
             for piece in pieces:
-                rows = BinaryRows.of(piece, forms)
+                rows = WireRows.of(piece, forms)
                 if piece.last and not batches:
                     return rows
                 batches.append(decode_rows(rows, self.plans))
@@ -196,7 +196,7 @@ class ReadSplit:
         present = [p for p in self.plans if not p.absent]
         return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]
 
-    def _write(self, found: pa.Table | BinaryRows, packed: dict[str, Any]) -> dict[str, Any] | None:
+    def _write(self, found: pa.Table | WireRows, packed: dict[str, Any]) -> dict[str, Any] | None:
         if found.num_rows == 0:
             return None
         rows, ordered = (found, False) if isinstance(found, pa.Table) else (self._in_order(found, packed), True)
@@ -214,9 +214,9 @@ class ReadSplit:
         )
         return segment.as_dict()
 
-    def _in_order(self, found: BinaryRows, packed: dict[str, Any]) -> pa.Table:
+    def _in_order(self, found: WireRows, packed: dict[str, Any]) -> pa.Table:
         """The rows, with their vnodes, in a segment's order, which their keys tell."""
-        from headwater.connectors.postgres.copybinary import decode_compact, decode_rows
+        from headwater.connectors.postgres.wirerows import decode_compact, decode_rows
 
         keys = pa.Table.from_batches([decode_rows(found, self.plans, only=self.schema.key)])
         vnodes, places = places_of(keys, self.schema, self.vnode_count)

@@ -260,9 +260,9 @@ def read_again(origin: Origin, plans: Sequence[ColumnPlan], key: Sequence[str], 
 
     from headwater.connectors.postgres.catalogue import describe
     from headwater.connectors.postgres.client import connect
-    from headwater.connectors.postgres.copyreader import CopyReader
     from headwater.connectors.postgres.copytext import decode_copy
     from headwater.connectors.postgres.planner import marked_read, prefer_index
+    from headwater.connectors.postgres.rowreader import RowReader
 
     texts = [_literals(keys.column(name)) for name in key]
     rows = (sql.SQL(", ").join(map(sql.Literal, row)) for row in zip(*texts, strict=True))
@@ -275,7 +275,7 @@ def read_again(origin: Origin, plans: Sequence[ColumnPlan], key: Sequence[str], 
         )
         with marked_read(conn, info) as mark:
             prefer_index(conn)
-            batches = [decode_copy(block, plans) for block in CopyReader(conn, statement.as_string(conn))]
+            batches = [decode_copy(block, plans) for block in RowReader(conn, statement.as_string(conn))]
     if not batches:
         return mark, pa.schema([pa.field(p.name, p.arrow_type) for p in plans]).empty_table()
     return mark, pa.Table.from_batches(batches)

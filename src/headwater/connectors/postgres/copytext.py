@@ -3,7 +3,7 @@ r"""The snapshot's plain format: blocks of `COPY … TO STDOUT (FORMAT text)` to
 A line is one row: fields separated by a tab, NULL as `\N`, and a backslash before every tab, newline, carriage return
 and backslash of the data. So a raw newline always ends a row, and blocks can be cut anywhere.
 
-`copyreader.py` brings large blocks of whole lines; `scan_copy_text` finds the fields; `decode_copy` decodes them with
+`rowreader.py` brings large blocks of whole lines; `scan_copy_text` finds the fields; `decode_copy` decodes them with
 `columns.py`.
 """
 

@@ -207,7 +207,7 @@ def split_query(table: TableInfo, columns: Sequence[str], split: Split, absent: 
 def copy_statement(
     table: TableInfo, columns: Sequence[str], split: Split, absent: Collection[str] = (), *, binary: bool = False
 ) -> sql.Composed:
-    """The same as COPY, in the text format, which `copytext.py` decodes, or the binary one of `copybinary.py`."""
+    """The same as COPY, in the text format, which `copytext.py` decodes, or the binary one of `wirerows.py`."""
     form = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)" if binary else "COPY ({}) TO STDOUT")
     return form.format(split_query(table, columns, split, absent))
 

@@ -11,7 +11,7 @@ and sorted afterwards cost twice as much, since they go through memory twice mor
 
 All columns lie in one arena, the scratch too, which is passed in several widths, for compiled code knows no array of
 arrays: what a column is (`kinds`), and where it begins, counted in its own width (`scratch`, `bases`), say the rest.
-Of texts and of values that `columns.py` decodes the pass notes where they are; `copybinary.py` lays the arena out and
+Of texts and of values that `columns.py` decodes the pass notes where they are; `wirerows.py` lays the arena out and
 makes Arrow columns of it.
 """
 

@@ -64,11 +64,11 @@ class PostgresRead:
     high: int = 0
 
     def texts(self, query: str) -> list[tuple[str | None, ...]]:
-        from headwater.connectors.postgres.copyreader import CopyReader
         from headwater.connectors.postgres.copytext import scan_copy_text
+        from headwater.connectors.postgres.rowreader import RowReader
 
         found: list[tuple[str | None, ...]] = []
-        for block in CopyReader(self.conn, f"COPY ({query}) TO STDOUT"):
+        for block in RowReader(self.conn, f"COPY ({query}) TO STDOUT"):
             width = bytes(block[: bytes(block).index(b"\n")]).count(b"\t") + 1
             scan = scan_copy_text(block, width)
             data = scan.data.tobytes()

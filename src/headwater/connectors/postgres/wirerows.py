@@ -27,7 +27,7 @@ from headwater.connectors.postgres.columns import (
     read_only,
     valid_texts,
 )
-from headwater.connectors.postgres.copyreader import Messages
+from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.textscan import FINE, Bytes, Longs
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.errors import DefiniteError
@@ -105,7 +105,7 @@ def forms(plans: Sequence[ColumnPlan]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class BinaryRows:
+class WireRows:
     """Rows as they came: `data[starts[i]:ends[i]]` is one. `forms` are those of its fields; None: all are binary."""
 
     data: Bytes
@@ -114,7 +114,7 @@ class BinaryRows:
     forms: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, messages: Messages, forms: tuple[int, ...] | None = None) -> BinaryRows:
+    def of(cls, messages: Messages, forms: tuple[int, ...] | None = None) -> WireRows:
         """Without header and trailer, which are messages of their own or stand before a row."""
         data, starts, ends = messages.data, messages.starts, messages.ends
         if forms is not None:
@@ -146,7 +146,7 @@ def _after_header(data: Bytes, at: int) -> int:
 
 
 def decode_rows(
-    rows: BinaryRows,
+    rows: WireRows,
     plans: Sequence[ColumnPlan],
     *,
     only: Collection[str] | None = None,
@@ -160,7 +160,7 @@ def decode_rows(
 
 
 def decode_compact(
-    rows: BinaryRows,
+    rows: WireRows,
     plans: Sequence[ColumnPlan],
     *,
     only: Collection[str] | None = None,
@@ -222,7 +222,7 @@ class _Arena:
         part: NDArray[Any] = self.memory.view(dtype)[self.bases[i] :][:size]
         return part
 
-    def fill(self, rows: BinaryRows, places: Longs) -> None:
+    def fill(self, rows: WireRows, places: Longs) -> None:
         memory = self.memory
         self.data, self.places = read_only(rows.data), places
         columns = scan.Columns(

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.connectors.postgres.copybinary import TEXT_FORM, BinaryRows, decode_compact, decode_rows, forms
-from headwater.connectors.postgres.copyreader import Messages
+from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
+from headwater.connectors.postgres.wirerows import TEXT_FORM, WireRows, decode_compact, decode_rows, forms
 from headwater.errors import DefiniteError
 
 RUN = settings(max_examples=150, deadline=None)
@@ -44,7 +44,7 @@ def messages(*payloads: bytes) -> Messages:
 
 
 def decoded(*payloads: bytes, plans: list[ColumnPlan]) -> pa.RecordBatch:
-    batch = decode_rows(BinaryRows.of(messages(*payloads)), plans)
+    batch = decode_rows(WireRows.of(messages(*payloads)), plans)
     batch.validate(full=True)
     return batch
 
@@ -59,7 +59,7 @@ def holds(plan: ColumnPlan, values: list[Any], pack: Any, *, expected: Any = lam
     assert column.type == plan.arrow_type
     assert column.to_pylist() == wanted
     assert batch.column(0).to_pylist() == ["x"] * len(values) and batch.column(2).null_count == len(values)
-    found = BinaryRows.of(messages(HEADER, *rows, TRAILER))
+    found = WireRows.of(messages(HEADER, *rows, TRAILER))
     backwards = np.arange(len(values))[::-1].copy()
     assert decode_rows(found, plans, places=backwards).column(1).to_pylist() == wanted[::-1]
     alone = decode_rows(found, plans, only=["c"])
@@ -235,7 +235,7 @@ def test_length_beyond_the_row_is_refused_and_not_followed(size: int) -> None:
     assert caught.value.code == "COPY_MALFORMED"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: int) -> None:
     """More rows than a block has, so that places lie in other blocks than the rows that go there."""
@@ -255,7 +255,7 @@ def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: in
     rows = [[None if rng.random() < 0.1 else make() for _, make in kinds] for _ in range(rng.choice([1, 63, 64, 9000]))]
     payloads = [copied([None if v is None else v[1] for v in row]) for row in rows]
     places = np.array(rng.sample(range(len(rows)), len(rows)), np.int64)
-    batch = decode_rows(BinaryRows.of(messages(*payloads)), plans, places=places)
+    batch = decode_rows(WireRows.of(messages(*payloads)), plans, places=places)
     batch.validate(full=True)
     expected: list[dict[str, Any]] = [{}] * len(rows)
     for row, place in zip(rows, places, strict=True):
@@ -266,11 +266,11 @@ def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: in
         copied([None if v is None else v[1] if chosen[i] else printed_as(v[0]) for i, v in enumerate(row)])
         for row in rows
     ]
-    mixed = decode_rows(BinaryRows.of(messages(*printed_rows), chosen), plans, places=places)
+    mixed = decode_rows(WireRows.of(messages(*printed_rows), chosen), plans, places=places)
     mixed.validate(full=True)
     assert mixed.to_pylist() == expected
     compact = decode_compact(
-        BinaryRows.of(messages(*printed_rows), chosen), plans, places=places, words=["text", "json", "i4"]
+        WireRows.of(messages(*printed_rows), chosen), plans, places=places, words=["text", "json", "i4"]
     )
     compact.validate(full=True)
     assert compact.to_pylist() == expected
@@ -283,7 +283,7 @@ def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: in
 def test_words_are_the_texts_that_they_number(values: list[str | None]) -> None:
     """Of few letters: many are equal at both ends, and many are the same."""
     plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
-    rows = BinaryRows.of(messages(*(copied([None if v is None else v.encode()]) for v in values)), (TEXT_FORM,))
+    rows = WireRows.of(messages(*(copied([None if v is None else v.encode()]) for v in values)), (TEXT_FORM,))
     backwards = np.arange(len(values))[::-1].copy()
     column = decode_compact(rows, [plan], places=backwards, words=["c"]).column(0)
     column.validate(full=True)
@@ -298,13 +298,13 @@ def test_words_are_the_texts_that_they_number(values: list[str | None]) -> None:
 def test_texts_that_are_too_many_or_too_long_for_words_stay_texts(count: int, length: int, few: bool) -> None:
     plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
     values = [f"{i:0{length}d}" for i in range(count)] * 2
-    rows = BinaryRows.of(messages(*(copied([v.encode()]) for v in values)), (TEXT_FORM,))
+    rows = WireRows.of(messages(*(copied([v.encode()]) for v in values)), (TEXT_FORM,))
     column = decode_compact(rows, [plan], words=["c"]).column(0)
     assert column.to_pylist() == values and pa.types.is_dictionary(column.type) == few
 
 
 def test_words_that_are_not_text_are_refused() -> None:
-    rows = BinaryRows.of(messages(copied([b"\xff"])), (TEXT_FORM,))
+    rows = WireRows.of(messages(copied([b"\xff"])), (TEXT_FORM,))
     with pytest.raises(DefiniteError, match="column c"):
         decode_compact(rows, [ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)], words=["c"])
 
@@ -319,7 +319,7 @@ def printed_as(value: Any) -> bytes:
 def test_digits_of_integers_are_taken_to_the_ends_of_their_range(ddl: str, bits: int, beyond: int) -> None:
     plan = ColumnPlan("c", ddl, Kind.INT, wire=Wire.INT)
     for value in (-(2 ** (bits - 1)) - beyond, 2 ** (bits - 1) - 1 + beyond):
-        rows = BinaryRows.of(messages(copied([str(value).encode()])), (TEXT_FORM,))
+        rows = WireRows.of(messages(copied([str(value).encode()])), (TEXT_FORM,))
         if not beyond:
             assert decode_rows(rows, [plan]).column(0).to_pylist() == [value]
             continue
@@ -338,7 +338,7 @@ def test_digits_of_integers_are_taken_to_the_ends_of_their_range(ddl: str, bits:
 )
 def test_texts_that_the_type_does_not_have_are_refused(plan: ColumnPlan, text_of: bytes) -> None:
     with pytest.raises(DefiniteError, match="column c"):
-        decode_rows(BinaryRows.of(messages(copied([text_of])), (TEXT_FORM,)), [plan])
+        decode_rows(WireRows.of(messages(copied([text_of])), (TEXT_FORM,)), [plan])
 
 
 def test_forms_never_ask_for_more_binary_values_than_the_server_has_room_for() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headwater.connectors.postgres.copyreader import CopyReader
+from headwater.connectors.postgres.rowreader import RowReader
 from headwater.testing.servers import PostgresServer
 from postgres_versions import SERVERS
 
@@ -29,7 +29,7 @@ def conn(request: pytest.FixtureRequest) -> Iterator[Connection]:
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_copy_gives_all_rows_in_blocks_of_whole_lines(conn: Connection, raw: bool) -> None:
-    reader = CopyReader(
+    reader = RowReader(
         conn,
         "COPY (SELECT i, repeat('x', i % 97) FROM generate_series(1, 50000) i) TO STDOUT",
         block_bytes=1 << 16,
@@ -44,7 +44,7 @@ def test_copy_gives_all_rows_in_blocks_of_whole_lines(conn: Connection, raw: boo
 @pytest.mark.parametrize("raw", [True, False])
 def test_copy_of_a_row_larger_than_a_block_is_whole(conn: Connection, raw: bool) -> None:
     statement = "COPY (SELECT repeat('x', 3000000) UNION ALL SELECT 'y') TO STDOUT"
-    got = b"".join(b.tobytes() for b in CopyReader(conn, statement, block_bytes=1 << 12, raw=raw))
+    got = b"".join(b.tobytes() for b in RowReader(conn, statement, block_bytes=1 << 12, raw=raw))
     assert got == b"x" * 3000000 + b"\ny\n"
 
 
@@ -56,14 +56,14 @@ def test_copy_as_messages_has_one_for_each_row_and_every_piece_but_the_last_is_f
     """Rows of a few bytes, so that their number is not foreseen, and one that is larger than any buffer."""
     query = "SELECT CASE i WHEN 777 THEN repeat('x', 300000) ELSE i::text END FROM generate_series(1, 20000) i"
     told: list[int] = []
-    reader = CopyReader(conn, f"COPY ({query}) TO STDOUT", block_bytes=1 << 12, raw=raw)
+    reader = RowReader(conn, f"COPY ({query}) TO STDOUT", block_bytes=1 << 12, raw=raw)
     pieces = list(reader.messages(most_bytes=most_bytes, expected_bytes=100, count=told.append))
     got = [p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True)]
     assert got == [b"x" * 300000 + b"\n" if i == 777 else b"%d\n" % i for i in range(1, 20001)]
     assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
     assert (len(pieces) > 1) == (most_bytes < 1 << 20) and all(p.data.size >= most_bytes for p in pieces[:-1])
     assert sum(told) == 20000 and len(told) > 20
-    (empty,) = CopyReader(conn, "COPY (SELECT 1 WHERE false) TO STDOUT", raw=raw).messages(most_bytes=1 << 14)
+    (empty,) = RowReader(conn, "COPY (SELECT 1 WHERE false) TO STDOUT", raw=raw).messages(most_bytes=1 << 14)
     assert empty.last and empty.starts.size == empty.ends.size == 0
     assert conn.execute("SELECT 1").fetchone() == (1,)
 
@@ -74,13 +74,13 @@ def test_messages_of_a_failed_copy_or_one_that_is_given_up_leave_the_connection_
 ) -> None:
     failing = "COPY (SELECT 1 / (200000 - i) FROM generate_series(1, 300000) i) TO STDOUT (FORMAT binary)"
     with pytest.raises(psycopg.errors.DivisionByZero):
-        list(CopyReader(conn, failing, raw=raw).messages(most_bytes=1 << 16))
+        list(RowReader(conn, failing, raw=raw).messages(most_bytes=1 << 16))
     assert conn.execute("SELECT 1").fetchone() == (1,)
 
     def held(_: int) -> None:
         raise TimeoutError
 
-    endless = CopyReader(conn, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
+    endless = RowReader(conn, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
     with pytest.raises(TimeoutError):
         list(endless.messages(most_bytes=1 << 20, count=held))
     assert conn.execute("SELECT 1").fetchone() == (1,)
@@ -89,14 +89,14 @@ def test_messages_of_a_failed_copy_or_one_that_is_given_up_leave_the_connection_
 def test_rows_of_a_select_come_in_the_forms_that_were_asked_for(conn: Connection) -> None:
     query = "SELECT i, i, CASE i WHEN 777 THEN repeat('x', 300000) END FROM generate_series(1, 20000) i"
     told: list[int] = []
-    reader = CopyReader(conn, query, block_bytes=1 << 12, forms=(0, 1, 1))
+    reader = RowReader(conn, query, block_bytes=1 << 12, forms=(0, 1, 1))
     pieces = list(reader.messages(most_bytes=1 << 14, expected_bytes=100, count=told.append))
     got = [p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True)]
     assert len(got) == sum(told) == 20000 and len(pieces) > 1
     for i, row in enumerate(got, 1):
         text = struct.pack("!i", 300000) + b"x" * 300000 if i == 777 else b"\xff" * 4
         assert row == struct.pack("!hi", 3, len(str(i))) + b"%d" % i + struct.pack("!ii", 4, i) + text
-    (empty,) = CopyReader(conn, "SELECT 1 WHERE false", forms=(0,)).messages(most_bytes=1 << 14)
+    (empty,) = RowReader(conn, "SELECT 1 WHERE false", forms=(0,)).messages(most_bytes=1 << 14)
     assert empty.last and empty.starts.size == 0
     assert conn.execute("SELECT 1").fetchone() == (1,)
 
@@ -105,14 +105,14 @@ def test_select_that_fails_or_is_given_up_leaves_the_connection_usable(conn: Con
     failing = "SELECT 1 / (200000 - i) FROM generate_series(1, 300000) i"
     for query, error in ((failing, psycopg.errors.DivisionByZero), ("SELECT nonsense", psycopg.errors.UndefinedColumn)):
         with pytest.raises(error):
-            list(CopyReader(conn, query, forms=(1,)).messages(most_bytes=1 << 16))
+            list(RowReader(conn, query, forms=(1,)).messages(most_bytes=1 << 16))
         assert conn.execute("SELECT 1").fetchone() == (1,)
     with pytest.raises(psycopg.errors.DivisionByZero), conn.transaction():
         try:
-            list(CopyReader(conn, failing, forms=(1,)).messages(most_bytes=1 << 16))
+            list(RowReader(conn, failing, forms=(1,)).messages(most_bytes=1 << 16))
         finally:
             assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
-    pieces = CopyReader(conn, "SELECT generate_series(1, 30000000)", block_bytes=1 << 14, forms=(0,))
+    pieces = RowReader(conn, "SELECT generate_series(1, 30000000)", block_bytes=1 << 14, forms=(0,))
     given_up = pieces.messages(most_bytes=1 << 14)
     assert next(given_up).starts.size > 100
     given_up.close()
@@ -124,19 +124,19 @@ def test_error_in_the_middle_of_a_copy_has_its_sqlstate_and_the_connection_goes_
     statement = "COPY (SELECT 1 / (200000 - i) FROM generate_series(1, 300000) i) TO STDOUT"
     seen = 0
     with pytest.raises(psycopg.errors.DivisionByZero) as caught:
-        for block in CopyReader(conn, statement, block_bytes=1 << 14, raw=raw):
+        for block in RowReader(conn, statement, block_bytes=1 << 14, raw=raw):
             seen += len(block)
     assert seen > 0 and caught.value.sqlstate == "22012"
     assert conn.execute("SELECT 1").fetchone() == (1,)
     with pytest.raises(psycopg.errors.SyntaxError):
-        list(CopyReader(conn, "COPY nonsense", raw=raw))
+        list(RowReader(conn, "COPY nonsense", raw=raw))
     assert conn.execute("SELECT 1").fetchone() == (1,)
 
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_copy_that_is_not_read_to_its_end_is_cancelled(conn: Connection, raw: bool) -> None:
     statement = "COPY (SELECT generate_series(1, 30000000)) TO STDOUT"
-    blocks = iter(CopyReader(conn, statement, block_bytes=1 << 14, raw=raw))
+    blocks = iter(RowReader(conn, statement, block_bytes=1 << 14, raw=raw))
     assert len(next(blocks)) >= 1 << 14
     blocks.close()  # type: ignore[attr-defined]
     assert conn.execute("SELECT 1").fetchone() == (1,)
@@ -147,7 +147,7 @@ def test_error_inside_of_a_transaction_fails_the_transaction_and_libpq_knows(con
     with pytest.raises(psycopg.errors.DivisionByZero), conn.transaction():
         conn.execute("SELECT 1")
         try:
-            list(CopyReader(conn, "COPY (SELECT 1 / 0) TO STDOUT", raw=raw))
+            list(RowReader(conn, "COPY (SELECT 1 / 0) TO STDOUT", raw=raw))
         finally:
             assert conn.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
     assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
@@ -157,7 +157,7 @@ def test_error_inside_of_a_transaction_fails_the_transaction_and_libpq_knows(con
 def test_connection_lost_during_a_copy_is_an_operational_error(conn: Connection, raw: bool) -> None:
     doomed = psycopg.connect(conn.info.dsn, password=conn.info.password, autocommit=True)
     blocks = iter(
-        CopyReader(doomed, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
+        RowReader(doomed, "COPY (SELECT generate_series(1, 30000000)) TO STDOUT", block_bytes=1 << 14, raw=raw)
     )
     next(blocks)
     conn.execute("SELECT pg_terminate_backend(%s)", [doomed.info.backend_pid])
@@ -189,7 +189,7 @@ def test_encrypted_connection_is_read_by_libpq_and_a_plain_one_by_its_socket() -
         got = {}
         for mode in ("require", "disable"):
             with server.connect(sslmode=mode) as conn:
-                reader = CopyReader(conn, statement)
+                reader = RowReader(conn, statement)
                 assert reader.raw == (mode == "disable") != conn.pgconn.ssl_in_use
                 got[mode] = b"".join(block.tobytes() for block in reader)
         assert got["require"] == got["disable"] == b"".join(b"%d\n" % i for i in range(1, 1001))

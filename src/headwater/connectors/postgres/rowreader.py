@@ -1,7 +1,7 @@
 """A statement's rows, from the connection: a COPY's in blocks of whole lines, or messages that stay where they came.
 
 What to read, in which transaction, and what an error means for the table is the caller's; `copytext.py` and
-`copybinary.py` decode.
+`wirerows.py` decode.
 
 Two ways from the server. Without encryption, the statement is written to and its answer read from the connection's
 socket itself, in large pieces, and compiled code finds the frames with rows; libpq, which would allocate every row, is
@@ -9,7 +9,7 @@ idle meanwhile and finds the protocol at rest again. With TLS or GSS, libpq's `g
 server's errors are psycopg's (with `sqlstate`), and the connection is usable afterwards, unless it was lost.
 
 Rows of a SELECT look like those of a binary COPY, and each column may have the form, text or binary, that costs the
-server less (`copybinary.forms`). libpq knows no such mixture: that is for connections without encryption.
+server less (`wirerows.forms`). libpq knows no such mixture: that is for connections without encryption.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _not_counted(_: int) -> None:
     return None
 
 
-class CopyReader:
+class RowReader:
     """Iterate over the blocks of a COPY statement: uint8 arrays of whole lines, `block_bytes` or more but for the last.
 
     With `forms` (of each column 0 for text, 1 for binary) the statement is a SELECT, read by `messages`.
