@@ -4,8 +4,9 @@
   compressed where some of them are much more frequent than others.
 - Whole numbers, decimals that fit into one, and times near their neighbours, as keys and times of a sorted segment
   mostly are: their differences. Smaller than compressed numbers, and faster to write and to read.
-- What else shrinks well is compressed. A column that hardly shrinks costs more time, now and at each read, than its
-  bytes do. One of a few long runs is nothing when compressed, and sooner than by a dictionary.
+- What else shrinks well is compressed, words in free order by the faster codec. A column that hardly shrinks costs
+  more time, now and at each read, than its bytes do. One of a few long runs is nothing when compressed, and sooner
+  than by a dictionary.
 - Texts that hardly repeat have no least and greatest value noted, unless they are the key: rows are in the order of a
   hash, so these would be near the ends of the alphabet in every row group, and finding them means comparing all texts.
 """
@@ -25,6 +26,8 @@ SAMPLE_ROWS: Final = 4096  # rows are in the order of a hash, so the first ones 
 SAMPLE_BYTES: Final = 16 << 20  # of wide rows a few tell as much
 CODEC: Final = "zstd"
 CODEC_LEVEL: Final = 1
+FAST_CODEC: Final = "snappy"
+NEARLY: Final = 1.5  # times the size, for half of the time to write and to read it
 WORTH: Final = 0.4  # of its size: what shrinks less is not packed
 DIFFERENCES: Final = "DELTA_BINARY_PACKED"
 MOST_DIGITS: Final = 18  # of a decimal that is stored as an integer of 64 bits; of 32 bits with half as many
@@ -91,12 +94,13 @@ def difference_bits(values: Any) -> float:
 def _compression(
     sample: pa.Table, runs: Sequence[str], repeating: Sequence[str], near: Sequence[str]
 ) -> dict[str, Any]:
-    others = [n for n in sample.column_names if n not in (*runs, *near)]
-    compressed = [*runs, *(n for n in others if (_is_uneven if n in repeating else _shrinks)(sample.column(n)))]
-    return {
-        "compression": dict.fromkeys(sample.column_names, "none") | dict.fromkeys(compressed, CODEC),
-        "compression_level": dict.fromkeys(compressed, CODEC_LEVEL),
-    }
+    codecs = dict.fromkeys(sample.column_names, "none") | dict.fromkeys(runs, CODEC)
+    for name in sample.column_names:
+        if name in repeating:
+            codecs[name] = CODEC if _is_uneven(sample.column(name)) else "none"
+        elif name not in (*runs, *near):
+            codecs[name] = _codec(sample.column(name))
+    return {"compression": codecs, "compression_level": {n: CODEC_LEVEL for n, c in codecs.items() if c == CODEC}}
 
 
 def _is_uneven(sample: pa.ChunkedArray) -> bool:
@@ -115,8 +119,13 @@ def _is_in_runs(name: str, sample: pa.ChunkedArray) -> bool:
     return name == VNODE or (name in (OP, SEQ) and len(pc.unique(sample)) <= 1)
 
 
-def _shrinks(sample: pa.ChunkedArray) -> bool:
+def _codec(sample: pa.ChunkedArray) -> str:
+    """The one that makes it small; the faster one where that is nearly as good, as for words in free order."""
     data = sample.take(np.arange(len(sample))).combine_chunks().buffers()[-1]  # a slice would bring all of its buffer
     if data is None or data.size == 0:
-        return True
-    return bool(pa.Codec(CODEC, CODEC_LEVEL).compress(data).size <= data.size * WORTH)
+        return CODEC
+    small = pa.Codec(CODEC, CODEC_LEVEL).compress(data).size
+    if small > data.size * WORTH:
+        return "none"
+    fast = _is_text(sample.type) and pa.Codec(FAST_CODEC).compress(data).size <= small * NEARLY
+    return FAST_CODEC if fast else CODEC

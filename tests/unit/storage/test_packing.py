@@ -14,6 +14,7 @@ from headwater.storage.packing import DIFFERENCES, difference_bits, packing
 
 ROWS = 5000
 RANDOM = np.random.default_rng(1)
+WORDS = ["".join(RANDOM.choice(list("abcdefghijklmnopqrstuvwxyz"), n)) for n in RANDOM.integers(3, 10, 400)]
 
 
 def table(**columns: object) -> pa.Table:
@@ -40,6 +41,7 @@ def written(rows: pa.Table, key: tuple[str, ...] = ()) -> pq.FileMetaData:
         (pa.array(RANDOM.integers(-(2**63), 2**63 - 1, ROWS)), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"{x:x}" for x in RANDOM.integers(2**60, 2**62, ROWS)]), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"the customer with the number {i}" for i in range(ROWS)]), "PLAIN", "ZSTD"),
+        (pa.array([" ".join(RANDOM.choice(WORDS, 6)) for _ in range(ROWS)]), "PLAIN", "SNAPPY"),
         (pa.array(np.arange(ROWS) % 10), "RLE_DICTIONARY", "UNCOMPRESSED"),
         (pa.array(np.where(np.arange(ROWS) % 20 < 19, 7, np.arange(ROWS) % 20)), "RLE_DICTIONARY", "ZSTD"),
         (pa.array([f"city {i % 9}" for i in range(ROWS)]), "RLE_DICTIONARY", "ZSTD"),

@@ -24,7 +24,7 @@ from headwater.errors import DefiniteError
 
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1  # Arrow's string and binary have 32-bit offsets
 
-_INT_RANGE: Final[dict[str, tuple[int, int, Any]]] = {
+INT_RANGE: Final[dict[str, tuple[int, int, Any]]] = {
     "SMALLINT": (-(1 << 15), (1 << 15) - 1, np.int16),
     "INT": (-(1 << 31), (1 << 31) - 1, np.int32),
     "BIGINT": (-(1 << 63), (1 << 63) - 1, np.int64),
@@ -94,7 +94,7 @@ def _bools(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.A
 
 
 def _ints(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
-    low, high, dtype = _INT_RANGE[plan.ddl_type]
+    low, high, dtype = INT_RANGE[plan.ddl_type]
     out = np.empty(starts.size, np.int64)
     check_value(plan, scan.parse_ints(data, starts, lengths, low, high, out))
     return _fixed(plan, lengths, out.astype(dtype, copy=False))

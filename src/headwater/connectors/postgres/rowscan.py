@@ -49,18 +49,14 @@ TEXT: Final = 4  # its lengths are placed; where it begins is noted in `fields`,
 BOOL: Final = 5  # a byte of the scratch, a bit of the column
 TIMESTAMP: Final = 6
 DECIMAL: Final = 7
-DATE: Final = 8
-OID: Final = 9
-FIELD: Final = 10  # where it begins is placed, and its length: -1 for NULL
-EIGHT_TEXT: Final = 11  # a number's digits; it is stored in so many bytes
-FOUR_TEXT: Final = 12
-TWO_TEXT: Final = 13
-BOOL_TEXT: Final = 14
-DECIMAL_TEXT: Final = 15
-
-_INT16_MIN, _INT16_MAX = -(1 << 15), (1 << 15) - 1
-_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
-_INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+DECIMAL_TEXT: Final = 8
+DATE: Final = 9
+OID: Final = 10
+FIELD: Final = 11  # where it begins is placed, and its length: -1 for NULL
+EIGHT_TEXT: Final = 12  # a number's digits; it is stored in so many bytes
+FOUR_TEXT: Final = 13
+TWO_TEXT: Final = 14
+BOOL_TEXT: Final = 15
 
 NARROW_DIGITS: Final = 18  # a decimal of up to so many is stored in 8 bytes, else in 16
 
@@ -96,8 +92,8 @@ class Columns(NamedTuple):
     kinds: Longs
     scratch: Longs
     bases: Longs
-    digits: NDArray[Any]
-    """(precision, scale) of decimals."""
+    limits: NDArray[Any]
+    """(precision, scale) of decimals, the (least, greatest) of integers whose digits are read."""
     slots: Longs
     """A column's row of `fields`."""
     arena: Bytes
@@ -139,7 +135,7 @@ def _read_block(
     """
     kinds, scratch, slots = columns.kinds, columns.scratch, columns.slots
     arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
-    fields, digits = columns.fields, columns.digits
+    fields, limits = columns.fields, columns.limits
     ncols = kinds.size
     for i in range(first, after):
         p, end = np.uint64(starts[i]), np.uint64(ends[i])
@@ -198,11 +194,14 @@ def _read_block(
                     return c, fault
                 arena8[at] = value
                 p += np.uint64(8)
-            elif kind == DECIMAL:
-                low, high, fault = decimal_of(data, p, length, digits[c, 0], digits[c, 1])
+            elif DECIMAL <= kind <= DECIMAL_TEXT:
+                if kind == DECIMAL:
+                    low, high, fault = decimal_of(data, p, length, limits[c, 0], limits[c, 1])
+                else:
+                    low, high, fault = decimal_of_text(data, p, length, limits[c, 0], limits[c, 1])
                 if fault != FINE:
                     return c, fault
-                if digits[c, 0] <= NARROW_DIGITS:
+                if limits[c, 0] <= NARROW_DIGITS:
                     arena8[at] = low
                 else:
                     arena8[at + row] = low
@@ -223,33 +222,16 @@ def _read_block(
                 fields[slots[c], to] = p
                 fields[slots[c] + 1, to] = length
                 p += np.uint64(length)
-            elif kind == DECIMAL_TEXT:
-                low, high, fault = decimal_of_text(data, p, length, digits[c, 0], digits[c, 1])
+            elif EIGHT_TEXT <= kind <= TWO_TEXT:
+                value, fault = int_of(data, p, length, limits[c, 0], limits[c, 1])
                 if fault != FINE:
                     return c, fault
-                if digits[c, 0] <= NARROW_DIGITS:
-                    arena8[at] = low
+                if kind == EIGHT_TEXT:
+                    arena8[at] = value
+                elif kind == FOUR_TEXT:
+                    arena4[at] = value
                 else:
-                    arena8[at + row] = low
-                    arena8[at + row + np.uint64(1)] = high
-                p += np.uint64(length)
-            elif kind == EIGHT_TEXT:
-                value, fault = int_of(data, p, length, _INT64_MIN, _INT64_MAX)
-                if fault != FINE:
-                    return c, fault
-                arena8[at] = value
-                p += np.uint64(length)
-            elif kind == FOUR_TEXT:
-                value, fault = int_of(data, p, length, _INT32_MIN, _INT32_MAX)
-                if fault != FINE:
-                    return c, fault
-                arena4[at] = value
-                p += np.uint64(length)
-            elif kind == TWO_TEXT:
-                value, fault = int_of(data, p, length, _INT16_MIN, _INT16_MAX)
-                if fault != FINE:
-                    return c, fault
-                arena2[at] = value
+                    arena2[at] = value
                 p += np.uint64(length)
             elif kind == BOOL_TEXT:
                 if length != 1 or (data[p] != 116 and data[p] != 102):
@@ -275,7 +257,7 @@ def _read_null(column: int, at: Any, row: Any, columns: Columns) -> None:
         columns.arena2[at] = 0
     elif kind in (BOOL, BOOL_TEXT):
         columns.arena[at] = 0
-    elif kind in (DECIMAL, DECIMAL_TEXT) and columns.digits[column, 0] <= NARROW_DIGITS:
+    elif kind in (DECIMAL, DECIMAL_TEXT) and columns.limits[column, 0] <= NARROW_DIGITS:
         columns.arena8[at] = 0
     elif kind in (DECIMAL, DECIMAL_TEXT):
         columns.arena8[at + row] = 0
@@ -288,7 +270,7 @@ def _place_block(column: int, places: Longs, columns: Columns) -> None:
     arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
     kind, count = columns.kinds[column], np.uint64(places.size)
     at, to = np.uint64(columns.scratch[column]), np.uint64(columns.bases[column])
-    narrow = kind in (DECIMAL, DECIMAL_TEXT) and columns.digits[column, 0] <= NARROW_DIGITS
+    narrow = kind in (DECIMAL, DECIMAL_TEXT) and columns.limits[column, 0] <= NARROW_DIGITS
     if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT) or narrow:
         for r in range(count):
             arena8[to + np.uint64(places[r])] = arena8[at + r]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headwater.connectors.postgres import rowscan as scan
 from headwater.connectors.postgres.columns import (
+    INT_RANGE,
     MAX_COLUMN_BYTES,
     check_value,
     decode_binary_column,
@@ -186,7 +187,7 @@ class _Arena:
         count = len(plans)
         self.kinds = np.full(count, scan.SKIPPED, np.int64)
         self.scratch, self.bases, self.slots, self.nulls = np.zeros((4, count), np.int64)
-        self.digits = np.array([(p.precision, p.scale) for p in plans], np.int64).reshape(count, 2)
+        self.limits = np.array([_limits(p) for p in plans], np.int64).reshape(count, 2)
         self.valid = np.full((count, -(-rows // 8)), 255, np.uint8)
         kinds = {i: _kind(plans[i], forms[i]) for i in wanted}
         row_bytes = sum(self._bytes(i, kind, 1) for i, kind in kinds.items())
@@ -229,7 +230,7 @@ class _Arena:
             kinds=self.kinds,
             scratch=self.scratch,
             bases=self.bases,
-            digits=self.digits,
+            limits=self.limits,
             slots=self.slots,
             arena=memory,
             arena2=memory.view(np.int16),
@@ -300,6 +301,13 @@ def _kind(plan: ColumnPlan, form: int) -> int:
     if form == TEXT_FORM:
         return scan.DECIMAL_TEXT if plan.kind is Kind.DECIMAL else _TEXTS.get(plan.ddl_type, scan.FIELD)
     return _NUMBERS[plan.ddl_type] if plan.wire in (Wire.INT, Wire.FLOAT) else _KINDS[plan.wire]
+
+
+def _limits(plan: ColumnPlan) -> tuple[int, int]:
+    if plan.ddl_type in INT_RANGE:
+        least, greatest, _ = INT_RANGE[plan.ddl_type]
+        return least, greatest
+    return plan.precision, plan.scale
 
 
 def _aligned(size: int) -> int:
