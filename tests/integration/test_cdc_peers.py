@@ -60,6 +60,30 @@ def test_rows_beyond_the_last_split_and_changes_of_key_during_the_backfill_are_k
     assert len(world.splits("far")) > 5
 
 
+def test_values_that_repeat_are_copied_as_they_are_in_the_second_split_too(world: World) -> None:
+    """How columns are packed is learnt from the first split of a reader; those after it are decoded for that."""
+    world.sql("CREATE TYPE way AS ENUM ('air', 'rail')")
+    world.sql(
+        "CREATE TABLE alike (a int, b bytea, id int, w way, t text, url text, n numeric(18,2), big numeric(30,4), "
+        "x numeric, j jsonb, arr int[], f float8, ok boolean, PRIMARY KEY (a, id))"
+    )
+    world.sql(
+        "INSERT INTO alike SELECT i % 3, CASE i % 3 WHEN 0 THEN '\\x00ff'::bytea WHEN 1 THEN '\\x5c7834313432' END, i, "
+        "CASE WHEN i % 2 = 0 THEN 'air' ELSE 'rail' END::way, CASE i % 4 WHEN 0 THEN '' WHEN 1 THEN 'ä' END, "
+        "'https://shop.example/item/' || i % 50 || '/index.html', i % 7 / 4.0, i % 5 * 1e20, i % 3, "
+        "jsonb_build_object('k', i % 4), ARRAY[i % 2], i % 2 / 3.0, i % 2 = 0 FROM generate_series(1, 6000) i; "
+        "ANALYZE alike"
+    )
+    world.capture("public.alike", "alike", "backfill.num_rows_per_split='500', backfill.parallelism='2'")
+    world.live("alike")
+    assert len(world.splits("alike")) > 8
+    assert all(r["equal"] for r in world.engine.execute("VERIFY alike")[0].rows)
+    columns = ["id", "b", "t", "url", "n", "big", "arr", "f", "ok"]
+    ours = world.engine.table("alike").df().select(*columns).toArrow().sort_by("id")
+    theirs = world.db.execute(f"SELECT {', '.join(columns)} FROM alike ORDER BY id".encode()).fetchall()
+    assert list(zip(*(c.to_pylist() for c in ours.columns), strict=True)) == theirs
+
+
 def test_a_key_that_begins_with_a_boolean_is_cut_into_splits(world: World) -> None:
     world.sql("CREATE TABLE truths (k boolean, id int, PRIMARY KEY (k, id))")
     world.sql("INSERT INTO truths SELECT i % 2 = 0, i FROM generate_series(1, 60) i")

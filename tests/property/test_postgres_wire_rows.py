@@ -303,6 +303,44 @@ def test_texts_that_are_too_many_or_too_long_for_words_stay_texts(count: int, le
     assert column.to_pylist() == values and pa.types.is_dictionary(column.type) == few
 
 
+def test_bytes_that_repeat_are_no_words() -> None:
+    plan = ColumnPlan("c", "BINARY", Kind.BYTES, wire=Wire.RAW)
+    values = [b"\\x4142", b"\0\xff", b"", b"\\x4142"]
+    rows = WireRows.of(messages(*(copied([v]) for v in values)), (1,))
+    column = decode_compact(rows, [plan], words=["c"]).column(0)
+    assert column.type == pa.binary() and column.to_pylist() == values
+
+
+@pytest.mark.parametrize("pattern", ["https://shop.example/item/{:04d}/index.html", "{:04d}", "{:08d}", "x{:015d}y"])
+def test_words_that_are_alike_at_both_ends_are_told_apart(pattern: str) -> None:
+    plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
+    values = [pattern.format(i * 7 % 1000) for i in range(3000)]
+    rows = WireRows.of(messages(*(copied([v.encode()]) for v in values)), (TEXT_FORM,))
+    column = decode_compact(rows, [plan], words=["c"]).column(0)
+    assert column.to_pylist() == values
+    assert pa.types.is_dictionary(column.type) and len(column.dictionary) == 1000
+
+
+@pytest.mark.parametrize(
+    ("text_of", "value"),
+    [
+        ("1.5000", "1.50"),
+        ("-1.5000", "-1.50"),
+        ("0.0000", "0.00"),
+        ("100.0000", "100.00"),
+        ("1" * 16 + ".2500000", "1" * 16 + ".25"),
+        ("7.", "7.00"),
+    ],
+)
+def test_zeros_beyond_the_scale_are_nothing(text_of: str, value: str) -> None:
+    plan = ColumnPlan("c", "DECIMAL(18,2)", Kind.DECIMAL, 18, 2, wire=Wire.DECIMAL)
+    rows = WireRows.of(messages(copied([text_of.encode()])), (TEXT_FORM,))
+    assert decode_rows(rows, [plan]).column(0).to_pylist() == [Decimal(value)]
+    for other in ("1.505", "1.5001", "0.001"):
+        with pytest.raises(DefiniteError, match="outside of the range"):
+            decode_rows(WireRows.of(messages(copied([other.encode()])), (TEXT_FORM,)), [plan])
+
+
 def test_words_that_are_not_text_are_refused() -> None:
     rows = WireRows.of(messages(copied([b"\xff"])), (TEXT_FORM,))
     with pytest.raises(DefiniteError, match="column c"):

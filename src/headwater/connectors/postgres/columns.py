@@ -2,8 +2,8 @@
 
 The scanners are in `textscan.py` and `binaryscan.py`; which one a column needs is in its `ColumnPlan` (`types.py`).
 Here: buffers, validity, and errors that name the column and never its value, the same for both forms. The stream is
-text, a copy is binary where all columns have a binary decoder: tests/integration/test_postgres_types.py holds the two
-equal for every type.
+text, of a copy each column is what costs less (`wirerows.forms`): tests/integration/test_postgres_types.py holds the
+two equal for every type.
 """
 
 from __future__ import annotations

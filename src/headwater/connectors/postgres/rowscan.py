@@ -63,6 +63,8 @@ NARROW_DIGITS: Final = 18  # a decimal of up to so many is stored in 8 bytes, el
 MOST_WORDS: Final = 1024  # of a column; with more of them, or longer ones, it is no longer worth it
 WORD_BYTES: Final = 255
 WORD_SLOTS: Final = 4 * MOST_WORDS
+WORD_PROBES: Final = 32  # slots that are looked at for a word; so many are only taken where somebody made it so
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 
 ROW_MALFORMED: Final = -1  # instead of a column's number: the row has another number of fields, or is not whole
 
@@ -320,8 +322,9 @@ def place_words(
 
     `words` is filled with the (start, length) of each. Gives how many there are; -1 where they are too many, or long.
     """
+    k: Any
     slots = np.full(WORD_SLOTS, -1, np.int32)
-    ends = np.empty((MOST_WORDS, 2), np.int64)  # a word's first eight bytes and its last, or all of a shorter one
+    hashes = np.empty(MOST_WORDS, np.uint64)
     count = 0
     for i in range(places.size):
         to = np.uint64(places[i])
@@ -329,14 +332,17 @@ def place_words(
         if length > WORD_BYTES:
             return -1
         p = np.uint64(starts[i]) if length > 0 else np.uint64(0)  # under a NULL there is none
-        first = last = np.int64(0)
-        if length >= 8:
-            first, last = eight(data, p), eight(data, p + np.uint64(length - 8))
-        else:
-            for k in range(np.uint64(length)):
-                first = (first << np.int64(8)) | np.int64(data[p + k])
-        mixed = np.uint64(first) ^ (np.uint64(last) * np.uint64(0xC2B2AE3D27D4EB4F)) ^ np.uint64(length)
-        slot = (mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(52)
+        mixed = np.uint64(length)
+        whole = np.uint64(length & ~7)
+        for k in range(np.uint64(0), whole, np.uint64(8)):
+            mixed = (mixed ^ np.uint64(eight(data, p + k))) * _MIX
+            mixed ^= mixed >> np.uint64(29)
+        rest = np.uint64(0)
+        for k in range(whole, np.uint64(length)):
+            rest = (rest << np.uint64(8)) | np.uint64(data[p + k])
+        mixed = (mixed ^ rest) * _MIX
+        slot = mixed >> np.uint64(52)
+        probes = 0
         while True:
             word = np.uint64(slots[slot])
             if slots[slot] < 0:
@@ -344,17 +350,20 @@ def place_words(
                     return -1
                 word = np.uint64(count)
                 words[word, 0], words[word, 1] = p, length
-                ends[word, 0], ends[word, 1] = first, last
+                hashes[word] = mixed
                 slots[slot] = count
                 count += 1
                 break
-            if words[word, 1] == length and ends[word, 0] == first and ends[word, 1] == last:
-                same = True
+            if hashes[word] == mixed and words[word, 1] == length:
                 q = np.uint64(words[word, 0])
-                for k in range(np.uint64(8), np.uint64(max(8, int(length) - 8))):
-                    same = same and data[q + k] == data[p + k]
-                if same:
+                k = np.uint64(0)
+                while k < np.uint64(length) and data[q + k] == data[p + k]:
+                    k += np.uint64(1)
+                if k == np.uint64(length):
                     break
+            probes += 1
+            if probes == WORD_PROBES:
+                return -1
             slot = (slot + np.uint64(1)) & np.uint64(WORD_SLOTS - 1)
         numbers[to] = word
     return count

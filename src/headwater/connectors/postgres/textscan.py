@@ -321,12 +321,22 @@ def decimal_of_text(data: Bytes, start: Any, n: int, precision: int, scale: int)
         else:
             return low, high, NOT_A_NUMBER if c == 78 or c == 73 else MALFORMED
         p += np.uint64(1)
-    zeros = scale - max(behind, 0)
     if np.int64(end - first) - (1 if behind >= 0 else 0) < 1:
         return low, high, MALFORMED
-    if zeros < 0 or (digits > 0 and digits + zeros > precision):
+    in_one = digits <= 18
+    # Zeros beyond the scale are nothing: a column that got more digits prints them behind all of its values.
+    for _ in range(behind - scale):
+        end -= np.uint64(1)
+        if data[end] != 48:
+            return low, high, OUT_OF_RANGE
+        behind -= 1
+        digits -= 1
+        acc //= 10
+    digits = max(digits, 0)
+    zeros = scale - max(behind, 0)
+    if digits > 0 and digits + zeros > precision:
         return low, high, OUT_OF_RANGE
-    if digits + zeros <= 18:
+    if in_one and digits + zeros <= 18:
         for _ in range(zeros):
             acc *= 10
         low = np.uint64(acc)

@@ -62,7 +62,7 @@ class Kind(StrEnum):
 
 
 class Wire(StrEnum):
-    """How a column's binary form is decoded. A table with a TEXT_ONLY column is copied as text."""
+    """How a column's binary form is decoded. One that is TEXT_ONLY is read as text, and over TLS its whole table is."""
 
     TEXT_ONLY = ""
     BOOL = "bool"

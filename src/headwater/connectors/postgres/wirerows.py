@@ -259,7 +259,8 @@ class _Arena:
             return decode(plan, self.data, starts, lengths)
         valid = pa.py_buffer(self.valid[i]) if self.nulls[i] else None
         if kind == scan.TEXT:
-            words = self._words(i, valid) if as_words else None
+            # Bytes too are listed as repeating, and have no text that a dictionary's decoder could read.
+            words = self._words(i, valid) if as_words and plan.kind is Kind.TEXT else None
             return self._texts(i, valid) if words is None else words
         unit = _UNIT.get(int(kind), 8)
         values = pa.py_buffer(self.memory[self.bases[i] * unit :][: self._bytes(i, int(kind), self.rows)])
