@@ -25,7 +25,7 @@ CLAIMED_BYTES = 2 << 30
 
 def claim_memory() -> None:
     """Free memory is touched, for a virtual machine may have given it back to its host: whoever touches it first pays
-    2 ns a byte, ten times what writing a file costs. Of one of its own that is no figure of ours or of anybody."""
+    2 ns a byte, ten times what writing it to a file costs, and that is nobody's figure."""
     np.empty(CLAIMED_BYTES, np.uint8)[::4096] = 1
 
 

@@ -86,7 +86,7 @@ class ReadSplit:
         split = self.split
         before = self.storage or storage(conn, self.table.oid)
         with self._marked(conn) as mark:
-            if split.left is not None or split.right is not None:
+            if split.left is not None or split.right is not None or self.page.rows:
                 prefer_index(conn)
             if end := page_end(conn, self.table, split, self.page):
                 split = dataclasses.replace(split, right=end)

@@ -125,7 +125,7 @@ def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Arra
 
         counts, places = dealt_out(keys.column(VNODE).to_numpy(), vnode_count)
         return pa.array(np.repeat(np.arange(vnode_count, dtype=np.int32), counts)), places
-    order = _order(keys, schema.key)
+    order = _compared(keys, schema.key)
     places = np.empty(keys.num_rows, np.int64)
     places[order.to_numpy()] = np.arange(keys.num_rows)
     return keys.column(VNODE).combine_chunks().take(order), places
@@ -137,6 +137,11 @@ def _order(rows: pa.Table, key: Sequence[str]) -> pa.Array:
         # As copies of a table mostly come: one pass over small numbers instead of comparisons.
         small = rows.column(VNODE).to_numpy().astype(np.uint16)
         return pa.array(np.argsort(small, kind="stable"))
+    return _compared(rows, key)
+
+
+def _compared(rows: pa.Table, key: Sequence[str]) -> pa.Array:
+    """The same by comparisons, for rows in any order."""
     return pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in key)])
 
 

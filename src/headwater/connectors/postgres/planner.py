@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -231,41 +231,40 @@ def split_condition(key: Sequence[str], split: Split) -> sql.Composed | None:
     equality, and the next column's range by itself:
     `a = 1 AND b >= 2 AND b <= 7 AND (b, c) >= (2, 3) AND (b, c) < (7, 1)`.
     """
+    ends = [(bound, operator) for bound, operator in ((split.left, ">="), (split.right, "<")) if bound is not None]
     if split.kind is SplitKind.CTID:
-        return _both(
-            None if bound is None else sql.SQL("ctid {} {}::tid").format(operator, sql.Literal(bound[0]))
-            for bound, operator in ((split.left, sql.SQL(">=")), (split.right, sql.SQL("<")))
-        )
-    left, right = split.left, split.right
-    common = 0
-    if left is not None and right is not None:
-        common = next((i for i, (low, high) in enumerate(zip(left, right, strict=True)) if low != high), len(key))
-        common = min(common, len(key) - 1)
-    names = [sql.Identifier(name) for name in key]
-    parts: list[sql.Composed | None] = [_compared(names[i], "=", (left or ())[i]) for i in range(common)]
-    if len(key) - common > 1 and left is not None and right is not None:
-        parts += [_compared(names[common], ">=", left[common]), _compared(names[common], "<=", right[common])]
-    for bound, operator in ((left, ">="), (right, "<")):
-        if bound is not None:
-            parts.append(_compared_rows(names[common:], operator, bound[common:]))
-    return _both(parts)
+        parts = [sql.SQL("ctid {} {}::tid").format(sql.SQL(operator), sql.Literal(b[0])) for b, operator in ends]
+    else:
+        common = _common_columns(split)
+        parts = _narrowing(key, split, common)
+        parts += [_compared(key[common:], operator, bound[common:]) for bound, operator in ends]
+    return sql.SQL(" AND ").join(parts) if parts else None
 
 
-def _compared(name: sql.Identifier, operator: str, value: str) -> sql.Composed:
-    # A quoted text has no type of its own: it takes that of the column it is compared with.
-    return sql.SQL("{} {} {}").format(name, sql.SQL(operator), sql.Literal(value))
+def _common_columns(split: Split) -> int:
+    """In how many columns both bounds are the same; the last one always tells them apart."""
+    if split.left is None or split.right is None:
+        return 0
+    same = [low == high for low, high in zip(split.left[:-1], split.right[:-1], strict=True)]
+    return same.index(False) if False in same else len(same)
 
 
-def _compared_rows(names: Sequence[sql.Identifier], operator: str, values: Sequence[str]) -> sql.Composed:
-    if len(names) == 1:
-        return _compared(names[0], operator, values[0])
-    literals = sql.SQL(", ").join(map(sql.Literal, values))
-    return sql.SQL("ROW({}) {} ROW({})").format(sql.SQL(", ").join(names), sql.SQL(operator), literals)
+def _narrowing(key: Sequence[str], split: Split, common: int) -> list[sql.Composed]:
+    """Of two bounds: the columns that are the same in both, and the next one's range, if more columns follow it."""
+    if split.left is None or split.right is None:
+        return []
+    parts = [_compared([name], "=", [value]) for name, value in zip(key[:common], split.left, strict=False)]
+    if common < len(key) - 1:
+        for bound, operator in ((split.left, ">="), (split.right, "<=")):
+            parts.append(_compared([key[common]], operator, [bound[common]]))
+    return parts
 
 
-def _both(parts: Iterable[sql.Composed | None]) -> sql.Composed | None:
-    said = [part for part in parts if part is not None]
-    return sql.SQL(" AND ").join(said) if said else None
+def _compared(names: Sequence[str], operator: str, values: Sequence[str]) -> sql.Composed:
+    """Columns with values. Quoted texts have no type of their own: each takes that of the column it stands against."""
+    columns, literals = (sql.SQL(", ").join(x) for x in (map(sql.Identifier, names), map(sql.Literal, values)))
+    form = "{} {} {}" if len(names) == 1 else "ROW({}) {} ROW({})"
+    return sql.SQL(form).format(columns, sql.SQL(operator), literals)
 
 
 def prefer_index(conn: Connection) -> None:

@@ -40,6 +40,13 @@ _ALIGNED: Final = 64  # bytes, as Arrow has its buffers
 _SCRATCH_BYTES: Final = 384 << 10  # half of what a core's second cache has, mostly
 _LEAST_BLOCK: Final = 64  # rows that are read before they are placed, also of very wide ones
 
+TEXT_FORM: Final = 0
+BINARY_FORM: Final = 1
+_ALWAYS_BINARY: Final = frozenset({Wire.FLOAT, Wire.DATE, Wire.TIMESTAMP, Wire.UUID, Wire.OID})
+_MOST_BINARY: Final = 7
+"""The server makes each binary value in a kilobyte of its own, out of 8 KiB that it keeps for a row's values: where
+there are more, it allocates and frees memory with every row, a tenth to a quarter of all that a row costs it."""
+
 _KINDS: Final[dict[Wire, int]] = {
     Wire.BOOL: scan.BOOL,
     Wire.OID: scan.OID,
@@ -85,21 +92,13 @@ def has_binary(plans: Sequence[ColumnPlan]) -> bool:
     return all(plan.wire is not Wire.TEXT_ONLY for plan in plans)
 
 
-TEXT_FORM: Final = 0
-BINARY_FORM: Final = 1
-_BINARY_AT_LEAST: Final = frozenset({Wire.FLOAT, Wire.DATE, Wire.TIMESTAMP, Wire.UUID, Wire.OID})
-_MOST_BINARY: Final = 7
-"""The server makes each binary value in a kilobyte of its own, out of 8 KiB that it keeps for a row's values: where
-there are more, it allocates and frees memory with every row, a tenth to a quarter of all that a row costs it."""
-
-
 def forms(plans: Sequence[ColumnPlan]) -> tuple[int, ...]:
     """In which form to ask for each column.
 
     Texts are the same bytes in both, and cheaper to make as text; so are numerics. Integers cost the server the same.
     Times, floats and uuids are dear to print, and to parse.
     """
-    binary = [i for i, p in enumerate(plans) if p.wire in _BINARY_AT_LEAST or p.kind is Kind.BYTES]
+    binary = [i for i, p in enumerate(plans) if p.wire in _ALWAYS_BINARY or p.kind is Kind.BYTES]
     ints = [i for i, p in enumerate(plans) if p.wire is Wire.INT]
     chosen = {*binary, *ints[: max(0, _MOST_BINARY - len(binary))]}
     return tuple(BINARY_FORM if i in chosen else TEXT_FORM for i in range(len(plans)))
@@ -127,7 +126,7 @@ class WireRows:
                 starts, ends = starts[1:], ends[1:]
         if starts.size and data[starts[-1] : ends[-1]].tobytes() == _TRAILER:
             starts, ends = starts[:-1], ends[:-1]
-        return cls(data, starts, ends, forms)
+        return cls(data, starts, ends)
 
     @property
     def num_rows(self) -> int:
