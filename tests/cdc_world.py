@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow.parquet as pq
 import pytest
 
 import headwater
@@ -79,6 +80,18 @@ class World:
 
     def source_rows(self, table: str) -> list[tuple[Any, ...]]:
         return sorted(self.db.execute(f"SELECT * FROM {table}".encode()).fetchall(), key=repr)
+
+    def segments(self, name: str) -> dict[str, dict[str, Any]]:
+        """The files that the table consists of, by path."""
+        rows = self.engine.execute("SELECT * FROM hw_catalog.hw_segments")[0]
+        assert rows is not None
+        return {r["path"]: r for r in rows.rows if r["table_name"] == name and r["removed_epoch"] is None}
+
+    def halve(self, name: str) -> None:
+        """The largest file of the table loses every second row."""
+        base = max((r for r in self.segments(name).values() if r["kind"] == "base"), key=lambda r: r["rows"])
+        rows = pq.read_table(self.data / base["path"], partitioning=None)
+        pq.write_table(rows.take(list(range(0, rows.num_rows, 2))), self.data / base["path"])
 
     def assert_equal(self, table: str, name: str) -> None:
         self.settle()

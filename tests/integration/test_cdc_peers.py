@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,12 +221,29 @@ def test_verify_is_exact_under_load_and_resync_repairs_what_differs(world: World
         assert len(rows) == len(world.splits("led")) > 3
         assert all(r["equal"] for r in rows)
         assert sum(r["source_rows"] for r in rows) >= 900
-        halve(world, "led")
+        world.halve("led")
         assert not all(r["equal"] for r in verified(world, "led"))
         world.engine.execute("RESYNC led")
         world.live("led")
         assert all(r["equal"] for r in verified(world, "led"))
     world.assert_equal("led", "led")
+
+
+def test_a_comparison_into_which_a_new_copy_falls_says_so_and_is_not_taken_for_equal(world: World) -> None:
+    world.sql("CREATE TABLE anew (id int PRIMARY KEY, v int); INSERT INTO anew VALUES (1, 1), (2, 2)")
+    world.capture("public.anew", "anew")
+    world.live("anew")
+    with world.server.connect() as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN")
+        other.execute("INSERT INTO anew VALUES (3, 3)")  # what is read next waits for its end
+        comparison = pool.submit(verified, world, "anew REPAIR")
+        time.sleep(1)
+        world.engine.execute("RESYNC anew")
+        other.execute("COMMIT")
+        with pytest.raises(HeadwaterError, match="BACKFILL_RUNNING"):
+            comparison.result()
+    world.live("anew")
+    assert [(r["rows"], r["equal"]) for r in verified(world, "anew")] == [(3, True)]
 
 
 class Load:
@@ -264,32 +282,19 @@ def test_verify_repairs_rows_that_were_damaged_on_purpose_and_no_others(world: W
     world.settle()
     assert all(r["equal"] for r in verified(world, name))
     damage(world, name)
-    before = segments(world, name)
+    before = world.segments(name)
     rows = verified(world, f"{name} REPAIR")
     wrong = [r for r in rows if not r["equal"]]
     assert wrong and all(r["repaired"] for r in wrong) and not any(r["repaired"] for r in rows if r["equal"])
     assert len(wrong) < len(rows) or not ordered
-    assert sum(r["rows"] for path, r in segments(world, name).items() if path not in before) == 4
+    assert sum(r["rows"] for path, r in world.segments(name).items() if path not in before) == 4
     world.assert_equal(name, name)
     assert all(r["equal"] for r in verified(world, name))
 
 
-def segments(world: World, name: str) -> dict[str, dict[str, Any]]:
-    rows = world.engine.execute("SELECT * FROM hw_catalog.hw_segments")[0]
-    assert rows is not None
-    return {r["path"]: r for r in rows.rows if r["table_name"] == name and r["removed_epoch"] is None}
-
-
-def halve(world: World, name: str) -> None:
-    """The largest file of the table loses every second row."""
-    base = max((r for r in segments(world, name).values() if r["kind"] == "base"), key=lambda r: r["rows"])
-    rows = pq.read_table(world.data / base["path"], partitioning=None)
-    pq.write_table(rows.take(list(range(0, rows.num_rows, 2))), world.data / base["path"])
-
-
 def damage(world: World, name: str) -> None:
     """One file of the table loses three rows, and one value of it is another."""
-    base = next(r for r in segments(world, name).values() if r["kind"] == "base")
+    base = next(r for r in world.segments(name).values() if r["kind"] == "base")
     path = world.data / base["path"]
     rows = pq.read_table(path, partitioning=None)
     values = rows.column("v").to_pylist()

@@ -134,7 +134,9 @@ async def handed_over(table: TableBackfill, prepared: Prepared, *, repair: bool 
     while prepared.applied == 0 or table.core.meta.committed_epoch() < prepared.applied:
         await asyncio.sleep(POLL_S)
         if prepared.lost:
-            raise TransientError("RESYNC_FAILED", f"the new rows of {table.name} were dropped by a recovery")
+            raise TransientError(
+                "RESYNC_FAILED", f"the new rows of {table.name} were dropped by a recovery or a newer copy"
+            )
         if repair and (table.table_id not in table.core.registry.by_id or table.failed):
             raise UsageError("RESYNC_FAILED", f"table {table.name} was dropped, or failed, before it had the new rows")
 

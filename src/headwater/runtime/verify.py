@@ -47,11 +47,6 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
     table = next((s.tables[job.id] for s in core.capture.sources.values() if job.id in s.tables), None)
     if table is None:
         raise UsageError("NOT_CAPTURED", f"table {job.name} is not captured from a source")
-    splits = [s.row for s in table.splits.values()]
-    if not splits:
-        copied = table.captured.get("snapshot", True)
-        hint = "wait for its copy" if copied else "it was created with snapshot='false': only later changes are in it"
-        raise UsageError("NOTHING_TO_VERIFY", f"nothing of table {job.name} is handed over", hint=hint)
     if core.paused:  # the position of no epoch would reach that of the reads
         raise UsageError(
             "PAUSED", f"the engine is paused, and {table.name} cannot be compared meanwhile", hint="RESUME first"
@@ -63,21 +58,22 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
             hint=f"ALTER TABLE {table.name} SET BACKFILL_RATE_LIMIT = DEFAULT",
         )
     if not repair:
-        return await _verify(core, table, splits, repair=False)
-    if table.failed:
-        raise UsageError(
-            "VERIFY_FAILED", f"table {table.name} has failed and takes no rows", hint=f"RESYNC {table.name}"
-        )
-    if table.unfinished:
-        raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied", hint="wait until it is live")
+        return await _verify(core, table, repair=False)
     async with table.repairing:
-        return await _verify(core, table, splits, repair=True)
+        if table.failed:
+            raise UsageError(
+                "VERIFY_FAILED", f"table {table.name} has failed and takes no rows", hint=f"RESYNC {table.name}"
+            )
+        if table.unfinished:
+            raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied", hint="wait until it is live")
+        return await _verify(core, table, repair=True)
 
 
-async def _verify(
-    core: EngineCore, table: TableBackfill, splits: list[SplitRow], *, repair: bool
-) -> list[dict[str, Any]]:
-    copy = _Copy()
+async def _verify(core: EngineCore, table: TableBackfill, *, repair: bool) -> list[dict[str, Any]]:
+    copy, generation = _Copy(), table.generation
+    splits = [s.row for s in table.splits.values()]
+    if not splits:
+        raise _nothing(table)
     with table.source.holding() as floor:
         try:
             await _read_source(core, table, splits, copy)
@@ -86,16 +82,40 @@ async def _verify(
                 state = CapturedState(table, floor, floor, (), (floor,), (copy.low,), replaces=True)
                 await add_unseen(core, state, position, copy.segments, stage="verify")
                 rows, bounds = await _compare(core, table, copy, epoch)
+                _still(table, generation)
+                if not rows:
+                    raise _nothing(table)
                 if repair and not all(r["equal"] for r in rows):
-                    await _repair(table, copy, epoch, position, rows, bounds)
+                    await _repair(table, generation, copy, (epoch, position), rows, bounds)
             return rows
         finally:
             core.queries.reading.pop(id(copy), None)
             core.forget_files([s.path for s in copy.segments])
 
 
+def _still(table: TableBackfill, generation: int) -> None:
+    """A new copy takes the place of all rows: what was compared with those before it says nothing, nor mends them."""
+    if table.generation != generation:
+        raise UsageError(
+            "BACKFILL_RUNNING",
+            f"a new copy of table {table.name} began while it was compared",
+            hint="wait until it is live, and compare it again",
+        )
+
+
+def _nothing(table: TableBackfill) -> UsageError:
+    copied = table.captured.get("snapshot", True)
+    hint = "wait for its copy" if copied else "it was created with snapshot='false': only later changes are in it"
+    return UsageError("NOTHING_TO_VERIFY", f"nothing of table {table.name} is handed over", hint=hint)
+
+
 async def _repair(
-    table: TableBackfill, copy: _Copy, epoch: int, position: int, rows: list[dict[str, Any]], bounds: Bounds
+    table: TableBackfill,
+    generation: int,
+    copy: _Copy,
+    at: tuple[int, int],
+    rows: list[dict[str, Any]],
+    bounds: Bounds,
 ) -> None:
     """Put the source's rows into the ranges that differ; returns when that is committed."""
     from headwater.spark.verify import in_splits
@@ -104,8 +124,13 @@ async def _repair(
     plans = {p.name: p for p in table.plans}
     keys = tuple(plans[k] for k in table.schema.key) if bounds else ()
     only = in_splits(table.schema.key, keys, bounds, wrong) if bounds else None
-    prepared = await prepare(table, epoch, position, copy.segments, only)
+    prepared = await prepare(table, *at, copy.segments, only)
     prepared.copy = ()  # the files are the caller's to delete
+    try:
+        _still(table, generation)
+    except UsageError:
+        table.core.forget_files([s.path for s in prepared.segments])
+        raise
     await handed_over(table, prepared, repair=True)
     for i in wrong:
         rows[i]["repaired"] = True

@@ -37,6 +37,7 @@ def difference(
     old, new = reader.snapshot(present), reader.snapshot(copy)
     if only is not None:
         old, new = only(old), only(new)
+    seq_base = core.sequence.take(SEQ_BLOCK)
     key = list(schema.key)
     names = [quoted(n) for n in schema.names]
     if schema.multiset:
@@ -44,6 +45,8 @@ def difference(
         old, new = _ranked(old), _ranked(new)
         gone = old.join(new.select(ROW_ID, _RANK), [ROW_ID, _RANK], "left_anti")
         changed = new.join(old.select(ROW_ID, _RANK), [ROW_ID, _RANK], "left_anti")
+        # A copy of the same generation has the numbers that the table's rows have: these are nobody's yet.
+        changed = changed.withColumn(ROW_NO, F.lit(seq_base) + F.col(_RANK))
     else:
         gone = old.join(new.select(*[quoted(k) for k in key]), key, "left_anti")
         changed = new.exceptAll(old)
@@ -56,7 +59,7 @@ def difference(
         schema,
         kind="delta",
         vnode_count=core.vnode_count,
-        seq_base=core.sequence.take(SEQ_BLOCK),
+        seq_base=seq_base,
         wide=wide,
     )
 
