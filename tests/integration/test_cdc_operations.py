@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import subprocess
 import threading
@@ -25,28 +24,15 @@ from headwater.testing.servers import PostgresServer, TcpProxy
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
 
 
-def with_certificate(server: PostgresServer) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl")
-    make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-    files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", server.data / "server.key"]
-    subprocess.run([*make, *files, "-out", server.data / "server.crt"], check=True, capture_output=True)
-    owner = server.data.stat()
-    for name in ("server.key", "server.crt"):
-        os.chown(server.data / name, owner.st_uid, owner.st_gid)
-        os.chmod(server.data / name, 0o600)
-    server.restart(settings={"ssl": "on"})
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("operations")
     certificate = folder / "ca.crt"
 
     def prepare(server: PostgresServer) -> None:
-        with_certificate(server)
-        shutil.copy(server.data / "server.crt", certificate)
+        if shutil.which("openssl") is None:
+            pytest.skip("needs openssl")
+        shutil.copy(server.offer_tls(), certificate)
 
     options = f", ssl.mode='verify-full', ssl.root.cert='{certificate}'"
     with open_world(folder / "data", options=options, prepare=prepare) as found:

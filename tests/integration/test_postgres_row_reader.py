@@ -1,17 +1,16 @@
-"""Reading COPY from a real Postgres, by the socket and by libpq: whole, bounded, and with the connection usable afterwards."""
+"""Reading rows from a real Postgres, past libpq (with TLS and without) and by it: whole, bounded, and with the connection usable afterwards."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
+from headwater.connectors.postgres import wire
 from headwater.connectors.postgres.rowreader import RowReader
 from headwater.testing.servers import PostgresServer
 from postgres_versions import SERVERS
@@ -20,7 +19,16 @@ pytestmark = pytest.mark.postgres
 Connection = psycopg.Connection[Any]
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(scope="module")
+def encrypted() -> Iterator[PostgresServer]:
+    if shutil.which("openssl") is None or not PostgresServer.available("15"):
+        pytest.skip("needs openssl and a server that has TLS")
+    with PostgresServer("15") as server:
+        server.offer_tls()
+        yield server
+
+
+@pytest.fixture(params=[*SERVERS, "encrypted"])
 def conn(request: pytest.FixtureRequest) -> Iterator[Connection]:
     server: PostgresServer = request.getfixturevalue(request.param)
     with server.connect() as made:
@@ -169,30 +177,32 @@ def test_connection_lost_during_a_copy_is_an_operational_error(conn: Connection,
     assert doomed.broken
 
 
-def test_encrypted_connection_is_read_by_libpq_and_a_plain_one_by_its_socket() -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None or not PostgresServer.available("15"):
-        pytest.skip("needs openssl and a server that has TLS")
-    with PostgresServer("15") as server:
-        make = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
-        subprocess.run(
-            [*make, "-keyout", server.data / "server.key", "-out", server.data / "server.crt"],
-            check=True,
-            capture_output=True,
-        )
-        owner = server.data.stat()
-        for name in ("server.key", "server.crt"):
-            os.chown(server.data / name, owner.st_uid, owner.st_gid)
-            os.chmod(server.data / name, 0o600)
-        server.restart(settings={"ssl": "on"})
-        statement = "COPY (SELECT i FROM generate_series(1, 1000) i) TO STDOUT"
-        got = {}
-        for mode in ("require", "disable"):
-            with server.connect(sslmode=mode) as conn:
-                reader = RowReader(conn, statement)
-                assert reader.raw == (mode == "disable") != conn.pgconn.ssl_in_use
-                got[mode] = b"".join(block.tobytes() for block in reader)
-        assert got["require"] == got["disable"] == b"".join(b"%d\n" % i for i in range(1, 1001))
+def test_connection_with_tls_is_read_past_libpq_and_says_the_same(encrypted: PostgresServer) -> None:
+    """More than the socket holds at once, so that reader and server wait for each other."""
+    query = "SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 30000) i"
+    got = {}
+    for mode in ("require", "disable"):
+        with encrypted.connect(sslmode=mode) as conn:
+            assert conn.pgconn.ssl_in_use == (mode == "require")
+            reader = RowReader(conn, query, block_bytes=1 << 16, forms=(1, 0))
+            assert reader.raw
+            pieces = list(reader.messages(most_bytes=1 << 20))
+            got[mode] = b"".join(p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True))
+            assert conn.execute("SELECT count(*) FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl").fetchone() == (
+                mode == "require",
+            )
+    assert got["require"] == got["disable"] and len(got["require"]) > 28_000_000
+
+
+def test_libpq_that_cannot_be_reached_is_used_as_it_is(
+    encrypted: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_libpq", lambda: None)
+    for mode, raw in (("require", False), ("disable", True)):
+        with encrypted.connect(sslmode=mode) as conn:
+            reader = RowReader(conn, "COPY (SELECT generate_series(1, 1000)) TO STDOUT")
+            assert reader.raw is raw
+            assert b"".join(b.tobytes() for b in reader) == b"".join(b"%d\n" % i for i in range(1, 1001))
 
 
 # ruff: noqa: E501, PT012

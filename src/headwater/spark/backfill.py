@@ -136,7 +136,8 @@ class ReadSplit:
 
     def _read(self, conn: Any, split: Split, expected_bytes: int) -> pa.Table | WireRows:
         from headwater.connectors.postgres.planner import copy_statement, split_query
-        from headwater.connectors.postgres.rowreader import BLOCK_BYTES, RowReader, is_plain
+        from headwater.connectors.postgres.rowreader import BLOCK_BYTES, RowReader
+        from headwater.connectors.postgres.wire import reachable
         from headwater.connectors.postgres.wirerows import forms, has_binary
 
         pace = Pace(self.data_dir, self.control, self.readers, self.page)
@@ -144,7 +145,7 @@ class ReadSplit:
         names, absent = [p.name for p in self.plans], [p.name for p in self.plans if p.absent]
         block_bytes = LIMITED_BLOCK if pace.limited else BLOCK_BYTES
         as_planned = self._is_as_planned(conn)
-        if as_planned and is_plain(conn):
+        if as_planned and reachable(conn):
             statement = split_query(self.table, names, split, absent).as_string(conn)
             chosen = forms(self.plans)
             reader = RowReader(conn, statement, block_bytes=block_bytes, forms=chosen)

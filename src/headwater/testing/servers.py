@@ -176,6 +176,19 @@ class PostgresServer:
             self._write_settings()
         self.start()
 
+    def offer_tls(self) -> Path:
+        """Restarts it with a certificate of its own, which is given: clients that do not mind are encrypted then."""
+        key, certificate = self.data / "server.key", self.data / "server.crt"
+        make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+        names = ["-addext", f"subjectAltName=IP:{HOST}"]
+        subprocess.run([*make, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        owner = self.data.stat()
+        for path in (key, certificate):
+            os.chown(path, owner.st_uid, owner.st_gid)
+            path.chmod(0o600)
+        self.restart(settings={"ssl": "on"})
+        return certificate
+
     def kill(self) -> None:
         """Ends the server and all its backends at once, as a crash of the machine's processes would (kill -9)."""
         process = self._process

@@ -3,20 +3,17 @@
 What to read, in which transaction, and what an error means for the table is the caller's; `copytext.py` and
 `wirerows.py` decode.
 
-Two ways from the server. Without encryption, the statement is written to and its answer read from the connection's
-socket itself, in large pieces, and compiled code finds the frames with rows; libpq, which would allocate every row, is
-idle meanwhile and finds the protocol at rest again. With TLS or GSS, libpq's `get_copy_data` is used. In both, the
+Two ways from the server. Where the connection's bytes can be had (`wire.py`), the statement is written and its answer
+read past libpq, in large pieces, and compiled code finds the frames with rows; libpq, which would allocate every row,
+is idle meanwhile and finds the protocol at rest again. Elsewhere libpq's `get_copy_data` is used. In both, the
 server's errors are psycopg's (with `sqlstate`), and the connection is usable afterwards, unless it was lost.
 
 Rows of a SELECT look like those of a binary COPY, and each column may have the form, text or binary, that costs the
-server less (`wirerows.forms`). libpq knows no such mixture: that is for connections without encryption.
+server less (`wirerows.forms`). libpq knows no such mixture: that is for the first way.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import socket
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +24,7 @@ from numpy.typing import NDArray
 
 from headwater.connectors.postgres.rowscan import find_messages
 from headwater.connectors.postgres.textscan import Bytes, Longs, compiled
+from headwater.connectors.postgres.wire import open_wire, reachable
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,7 +34,6 @@ BLOCK_BYTES: Final = 4 << 20
 
 _COPY_DATA: Final = ord("d")
 _DATA_ROW: Final = ord("D")
-_POLL_S: Final = 1.0  # how long a write waits before it tries again
 _PATIENT_BYTES: Final = 256 << 10
 """Once a copy proves large, be woken for this much and not for each of the server's 8 KiB: a third of the CPU."""
 _PATIENT_AFTER: Final = 512 << 10
@@ -66,7 +63,7 @@ class RowReader:
     With `forms` (of each column 0 for text, 1 for binary) the statement is a SELECT, read by `messages`.
     The connection must be in autocommit mode or inside of a transaction: no BEGIN is sent. Closing the iterator early
     cancels the statement (inside of a transaction that fails the transaction, as any cancelled statement does).
-    `raw` None chooses by the connection's encryption.
+    `raw` None: past libpq if that is possible.
     """
 
     def __init__(
@@ -82,7 +79,7 @@ class RowReader:
         self._statement = statement.encode() if isinstance(statement, str) else statement
         self._block_bytes = block_bytes
         self._forms = forms
-        self.raw = is_plain(conn) if raw is None else raw
+        self.raw = reachable(conn) if raw is None else raw
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         return self._raw_blocks() if self.raw else self._libpq_blocks()
@@ -156,16 +153,6 @@ def _joined(blocks: list[bytes], sizes: list[Longs], *, last: bool) -> Messages:
     return Messages(np.frombuffer(b"".join(blocks), np.uint8), ends - size, ends, last)
 
 
-def is_plain(conn: psycopg.Connection[Any]) -> bool:
-    """Whether the bytes on the socket are the protocol's own. Where libpq cannot say, they are taken as encrypted."""
-    import psycopg
-
-    try:
-        return not conn.pgconn.ssl_in_use and not conn.pgconn.used_gssapi
-    except (psycopg.NotSupportedError, AttributeError):
-        return False
-
-
 def _simple_query(statement: bytes) -> bytes:
     return _message(b"Q", statement + b"\0")
 
@@ -188,7 +175,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 class _RawRows:
-    """One statement spoken on a connection's socket while libpq is idle; its rows are frames of type `frame`.
+    """One statement spoken past libpq; its rows are frames of type `frame`.
 
     `_done` becomes true with ReadyForQuery: then the server has nothing more to say, and libpq may go on. Other frames
     are few (at the beginning and the end, and notices), so they are handled in Python.
@@ -198,11 +185,7 @@ class _RawRows:
         self._conn = conn
         self._frame = frame
         self._block_bytes = block_bytes
-        # A second descriptor of the same socket: libpq keeps its own.
-        self._socket = socket.socket(fileno=os.dup(conn.pgconn.socket))
-        self._socket.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
+        self._wire = open_wire(conn)
         self._buffer = np.empty(max(block_bytes, expected_bytes), np.uint8)
         self._received = 0
         self._used = 0  # buffer[:used] holds bytes that were received
@@ -214,12 +197,7 @@ class _RawRows:
 
     def send(self, request: bytes) -> None:
         self._sent = True
-        message = memoryview(request)
-        while message:
-            try:
-                message = message[self._socket.send(message) :]
-            except BlockingIOError:
-                select.select([], [self._socket], [], _POLL_S)
+        self._wire.send(request)
 
     def next_block(self) -> NDArray[np.uint8] | None:
         """The next block, or None at the end; raises what the server said once the protocol is at rest."""
@@ -257,7 +235,7 @@ class _RawRows:
             case "Z":
                 self._done = True
             case "G":  # COPY … FROM STDIN is not for us: CopyFail, and the server answers with an error
-                self._socket.send(b"f" + struct.pack("!I", 5) + b"\0")
+                self._wire.send(b"f" + struct.pack("!I", 5) + b"\0")
             case _:  # begin, completion and end of a copy or a query, notices, parameters: nothing to do
                 pass
         return True
@@ -320,25 +298,17 @@ class _RawRows:
     def _receive(self) -> None:
         """Get more bytes behind those that are there; not more than a block, since whoever counts may want to wait."""
         room = memoryview(self._buffer.data)[self._used : self._used + self._block_bytes]
-        while True:
-            try:
-                got = self._socket.recv_into(room)
-            except BlockingIOError:
-                self._poll.poll(_PATIENT_MS)
-                continue
-            except OSError:
-                got = 0
-            if got == 0:
-                self._done = self._lost = True
-                raise self._error or _connection_lost()
-            self._used += got
-            self._be_patient(got)
-            return
-
-    def _be_patient(self, got: int) -> None:
+        try:
+            got = self._wire.receive(room, _PATIENT_MS)
+        except OSError:
+            got = 0
+        if got == 0:
+            self._done = self._lost = True
+            raise self._error or _connection_lost()
         was, self._received = self._received, self._received + got
+        self._used += got
         if was < _PATIENT_AFTER <= self._received:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _PATIENT_BYTES)
+            self._wire.wake_for(_PATIENT_BYTES)
 
     def close(self) -> None:
         """Leave the protocol at rest: cancel what still runs; let libpq see a failed transaction, a lost connection."""
@@ -350,9 +320,7 @@ class _RawRows:
                 while not self._done:
                     scratch, _ = self._step(scratch, 0)
         finally:
-            # An option of the socket, not of our descriptor: libpq would wait for ever for a short answer.
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-            self._socket.close()
+            self._wire.close()
         if disturbed:
             self._conn.pgconn.exec_(b"")
 
