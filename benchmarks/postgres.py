@@ -68,11 +68,19 @@ class Bench:
 
 @contextlib.contextmanager
 def bench(
-    scale: Scale, rows: int, *, table: Table = wide, interval_ms: int = 1000, proxied: bool = False
+    scale: Scale,
+    rows: int,
+    *,
+    table: Table = wide,
+    interval_ms: int = 1000,
+    proxied: bool = False,
+    encrypted: bool = False,
 ) -> Iterator[Bench]:
     version = "15" if PostgresServer.available("15") else "embedded"
     settings = {"shared_buffers": "256MB", "max_wal_size": "4GB", "wal_keep_size": "0"}
     with PostgresServer(version, settings=settings) as server:
+        if encrypted:
+            server.offer_tls()
         # In a file: Spark's workers have the environment of the first benchmark of this process.
         secret = scale.folder / f"password-{server.port}"
         secret.write_text(server.password)
@@ -172,6 +180,12 @@ def tpch(scale: Scale) -> Iterator[Figure]:
     """TPC-H's lineitem: 16 columns, a key of two."""
     with bench(scale, scale.rows(6_000_000, least=10_000), table=lineitem) as b:
         yield from compared(b, scale, "snapshot of lineitem")
+
+
+def tls(scale: Scale) -> Iterator[Figure]:
+    """The same from a server that offers TLS, as Debian's and most hosted ones do: all who read prefer it then."""
+    with bench(scale, scale.rows(10_000_000, least=10_000), encrypted=True) as b:
+        yield from compared(b, scale, "snapshot over TLS")
 
 
 def compared(b: Bench, scale: Scale, name: str) -> Iterator[Figure]:
@@ -386,6 +400,7 @@ def steady_load(b: Bench, for_s: float, per_s: int) -> list[tuple[int, float]]:
 BENCHMARKS: Benchmarks = {
     "snapshot": snapshot,
     "tpch": tpch,
+    "tls": tls,
     "stream": stream,
     "freshness": freshness,
     "memory": memory,
