@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.figures import Benchmarks, Figure, Scale, percentile
 from benchmarks.rivals import Measured, Rivals, claim_memory
-from benchmarks.tables import FILL_WIDE, Table, lineitem, wide
+from benchmarks.tables import FILL_WIDE, Table, lineitem, strewn, wide
 from headwater import Engine
 from headwater.connectors.postgres.client import parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
@@ -44,6 +44,8 @@ class Bench:
     rows: int
     highest: int
     """The largest value of the key's first column."""
+    order: str = "key"
+    """In which the table is read."""
     best: float = float("nan")
     """Seconds of the best first copy."""
 
@@ -51,7 +53,7 @@ class Bench:
         name = self.table.name
         self.engine.execute(
             f"CREATE TABLE {name} (*) FROM shop TABLE 'public.{name}' WITH (backfill.parallelism='{READERS}', "
-            f"backfill.num_rows_per_split='{rows_per_split}')"
+            f"backfill.num_rows_per_split='{rows_per_split}', backfill.order='{self.order}')"
         )
 
     def live(self) -> None:
@@ -186,6 +188,18 @@ def tls(scale: Scale) -> Iterator[Figure]:
     """The same from a server that offers TLS, as Debian's and most hosted ones do: all who read prefer it then."""
     with bench(scale, scale.rows(10_000_000, least=10_000), encrypted=True) as b:
         yield from compared(b, scale, "snapshot over TLS")
+
+
+def uuid(scale: Scale) -> Iterator[Figure]:
+    """A key of random uuids, whose order says nothing of where a row lies: read by key, and in physical order."""
+    with bench(scale, scale.rows(4_000_000, least=10_000), table=strewn) as b:
+        warm_up(b)
+        by_key, *_ = min(first_copy(b) for _ in range(TRIES))
+        yield Figure("snapshot of random uuids, by key", b.rows / by_key, "rows/s")
+        b.order = "physical"
+        reference = f"by key: {b.rows / by_key:,.0f} rows/s"
+        physical, *_ = min(first_copy(b) for _ in range(TRIES))
+        yield Figure("snapshot of random uuids, physical", b.rows / physical, "rows/s", reference, by_key / physical)
 
 
 def compared(b: Bench, scale: Scale, name: str) -> Iterator[Figure]:
@@ -401,6 +415,7 @@ BENCHMARKS: Benchmarks = {
     "snapshot": snapshot,
     "tpch": tpch,
     "tls": tls,
+    "uuid": uuid,
     "stream": stream,
     "freshness": freshness,
     "memory": memory,

@@ -1,4 +1,5 @@
-"""The tables whose first copy is measured: one with a plain key, and TPC-H's lineitem, which we did not choose."""
+"""The tables whose first copy is measured: one with a plain key, the same with random uuids, and TPC-H's lineitem,
+which we did not choose."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ LINEITEMS = 6_001_215  # of scale factor 1
 
 WIDE = """CREATE TABLE wide (id bigint PRIMARY KEY, a int, b int, c bigint, d double precision, e numeric(12, 2),
                              f text, g text, h timestamptz, i boolean)"""
+STREWN = WIDE.replace("TABLE wide (id bigint", "TABLE strewn (id uuid")
 FILL_WIDE = """INSERT INTO wide
     SELECT n, n % 1000, n % 77, n * 3, n * 1.5, (n % 10000) / 100.0, 'customer ' || n, md5(n::text),
            timestamptz '2026-01-01' + n * interval '1 second', n % 2 = 0
@@ -31,7 +33,7 @@ LINEITEM = """CREATE TABLE lineitem (l_orderkey bigint, l_partkey bigint NOT NUL
 class Table:
     name: str
     key: str
-    """The first column of the key."""
+    """The first column of the key, or one by which others cut it."""
     ddl: str
     fill: Callable[[Any, int], None]
     """Give it about so many rows, through a connection."""
@@ -39,6 +41,11 @@ class Table:
 
 def _fill_wide(db: Any, rows: int) -> None:
     db.execute(FILL_WIDE.format(low=1, high=rows).encode())
+
+
+def _fill_strewn(db: Any, rows: int) -> None:
+    fill = FILL_WIDE.replace("INTO wide", "INTO strewn").replace("SELECT n,", "SELECT gen_random_uuid(),")
+    db.execute(fill.format(low=1, high=rows).encode())
 
 
 def _fill_lineitem(db: Any, rows: int) -> None:
@@ -61,4 +68,5 @@ def _fill_lineitem(db: Any, rows: int) -> None:
 
 
 wide = Table("wide", "id", WIDE, _fill_wide)
+strewn = Table("strewn", "a", STREWN, _fill_strewn)
 lineitem = Table("lineitem", "l_orderkey", LINEITEM, _fill_lineitem)

@@ -404,8 +404,14 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(world: World
         with pytest.raises(UsageError) as caught:
             world.capture(table if "." in table else f"public.{table}", "refused")
         assert caught.value.code == code
-    with pytest.raises(UsageError, match="takes a whole number from 1 on"):
-        world.capture("public.lists", "refused", "backfill.num_rows_per_split='0'")
+    for options, why in (
+        ("backfill.num_rows_per_split='0'", "takes a whole number from 1 on"),
+        ("backfill.order='phsyical'", "physical"),
+        ("backfill.order='physical', backfill.parallelism='0'", "single cursor"),
+    ):
+        with pytest.raises(UsageError, match="OPTION_VALUE") as caught:
+            world.capture("public.lists", "refused", options)
+        assert why in f"{caught.value.message} {caught.value.hint}"
     with pytest.raises(UsageError) as caught:
         world.engine.execute(f"CREATE SOURCE again WITH ({source_options(world, tmp_path, slot_name='headwater')})")
     assert (caught.value.code, "shop" in caught.value.message) == ("SOURCE_SLOT_FOREIGN", True)

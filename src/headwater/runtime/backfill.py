@@ -94,7 +94,7 @@ class TableBackfill(CapturedJob):
         from headwater.runtime.captured_table import with_usable_order
 
         info = describe(conn, *self.captured["external"])
-        self.info = with_usable_order(info, self.next_shape.plans)
+        self.info = with_usable_order(info, self.next_shape.plans, self.settings)
 
     @property
     def wants_cursor(self) -> bool:
@@ -168,14 +168,18 @@ class TableBackfill(CapturedJob):
             info.low_lsn = self.low_lsn(row.offset_low or "")
         return info
 
-    def forget_staged(self) -> None:
-        """Read everything that is not handed over again: physical ranges of one table need one snapshot."""
+    def forget_staged(self) -> list[str]:
+        """Read everything that is not handed over again: physical ranges of one table need one snapshot. Gives the
+        files that nobody needs now."""
+        files = []
         for info in self.splits.values():
             if info.state is SplitState.STAGED:
+                files += [info.segment.path] if info.segment is not None else []
                 info.state = SplitState.PLANNED
                 info.row = dataclasses.replace(info.row, state=SplitState.PLANNED, staged_path=None, offset_low=None)
                 info.segment = None
                 self._dirty.append(info.row)
+        return files
 
     def start(self) -> None:
         if self._task is None and self.unfinished and not self.failed:

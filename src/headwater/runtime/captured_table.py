@@ -21,12 +21,16 @@ OPTIONS: Final[dict[str, str]] = {
     "backfill.parallelism": "number",
     "backfill.num_rows_per_split": "number",
     "backfill.rate_limit": "number",
+    "backfill.order": "order",
     "snapshot.batch_size": "number",
     "numeric.mode": "type",
     "arrays": "type",
     "schema.change.behavior": "policy",
 }
 MAX_PARALLELISM: Final = 256
+PHYSICAL: Final = "physical"  # as the rows lie in the table's files, and not by key
+ORDERS: Final = ("key", PHYSICAL)
+CHOICES: Final[dict[str, tuple[str, ...]]] = {"policy": tuple(SCHEMA_CHANGES), "order": ORDERS}
 # A rate of 0 pauses; a parallelism of 0 is the single cursor (v1).
 MAY_BE_ZERO: Final = frozenset({"backfill.rate_limit", "backfill.parallelism"})
 
@@ -110,8 +114,11 @@ def plans_of(info: TableInfo, names: list[str], type_options: dict[str, str]) ->
     return tuple(column_plan(info.column(n), options) for n in names)
 
 
-def with_usable_order(info: TableInfo, plans: tuple[ColumnPlan, ...]) -> TableInfo:
-    """A key whose values we hold as text in another order than the source's cannot be cut into ranges."""
+def with_usable_order(info: TableInfo, plans: tuple[ColumnPlan, ...], settings: dict[str, Any]) -> TableInfo:
+    """A key whose values we hold as text in another order than the source's cannot be cut into ranges; others are not
+    if the user wants it so."""
+    if settings.get("backfill_order") == PHYSICAL:
+        return replace(info, ordered_key=False)
     by_name = {p.name: p for p in plans}
     for name in info.key:
         column = info.column(name)
@@ -134,12 +141,18 @@ def _settings(options: dict[str, str]) -> tuple[dict[str, Any], bool]:
                 what = f"option {name} takes a whole number from {least} on"
                 raise UsageError("OPTION_VALUE", what, hint=f"{name}='{4 if 'parallelism' in name else 10_000}'")
             settings[name.replace(".", "_")] = int(text)
-        if kind == "policy":
-            if text not in SCHEMA_CHANGES:
+        if kind in CHOICES:
+            if text not in CHOICES[kind]:
                 raise UsageError(
-                    "OPTION_VALUE", f"option {name} has no value {text}", hint=suggestion(text, SCHEMA_CHANGES)
+                    "OPTION_VALUE", f"option {name} has no value {text}", hint=suggestion(text, CHOICES[kind])
                 )
-            settings["schema_change_behavior"] = text
+            settings[name.replace(".", "_")] = text
+    if settings.get("backfill_order") == PHYSICAL and settings.get("backfill_parallelism") == 0:
+        raise UsageError(
+            "OPTION_VALUE",
+            "a single cursor (backfill.parallelism='0') reads in the order of the key",
+            hint="leave out backfill.order, or give backfill.parallelism='1'",
+        )
     if settings.get("backfill_parallelism", 1) > MAX_PARALLELISM:
         raise UsageError("OPTION_VALUE", f"backfill.parallelism is at most {MAX_PARALLELISM}")
     snapshot = options.get("snapshot", "true").lower()

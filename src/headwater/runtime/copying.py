@@ -212,8 +212,9 @@ class Copying:
             return
         async with exported_snapshot(self.table.source.config, self.table.oid) as snapshot:
             while waiting := self._waiting():  # what a read has left of its split is among them
-                batch = waiting[: self._batch]
-                await self._read(batch, snapshot, readers=len(batch))
+                readers = min(self._batch, len(waiting))
+                each = 1 if self.table.rate_limit is not None else MOST_IN_TURN
+                await self._read(waiting[: readers * each], snapshot, readers=readers)
 
     @property
     def _batch(self) -> int:
@@ -227,19 +228,20 @@ class Copying:
         return one and table.info is not None and table.info.size_bytes <= SMALL_BYTES
 
     async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot, *, readers: int) -> None:
-        """One Spark job; under a shared snapshot one task a split, else one task for as many of them as it gets to."""
+        """One Spark job for as many of them as it gets to: under a shared snapshot one task a reader, else one task."""
         self.table.report(waiting_for=self._trouble)
         self.table.reading(batch)
-        apart = bool(snapshot.name)
+        shared = bool(snapshot.name)
+        at_once = readers if shared else 1
         try:
             tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot, readers)
-            async with self._noted(batch, wanted=len(batch) > 1 and not apart) as notes:
+            async with self._noted(batch, wanted=len(batch) > at_once) as notes:
                 reads = self.core.capture.reads
-                found = await reads.run(self.table.table_id, tasks, apart=apart, small=self._small, notes=notes)
+                found = await reads.run(self.table.table_id, tasks, at_once=at_once, small=self._small, notes=notes)
             await self._take(batch, {r["split_id"]: r for r in found})
         except BaseException:
-            if apart:
-                self.table.forget_staged()
+            if shared:
+                self.core.forget_files(self.table.forget_staged())
             raise
         finally:
             for split in batch:

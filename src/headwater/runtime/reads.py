@@ -79,11 +79,11 @@ class Reads:
         table_id: int,
         tasks: list[Any],
         *,
-        apart: bool = False,
+        at_once: int = 1,
         small: bool = False,
         notes: Notes | None = None,
     ) -> list[Result]:
-        """The results of one table's reads, one after the other or `apart`; the first error is raised as what it is.
+        """The results of one table's reads, so many of them `at_once`; the first error is raised as what it is.
 
         With `notes` some reads may be left out, when the job has taken long, and those before an error are in them.
         """
@@ -91,11 +91,10 @@ class Reads:
 
         if small:
             results = await self._with_others(table_id, tasks)
-        elif apart:
-            results = await self._job([[ReadInTurn((task,))] for task in tasks], subject=table_id)
         else:
-            in_turn = ReadInTurn(tuple(tasks), notes, JOB_S) if notes else ReadInTurn(tuple(tasks))
-            results = await self._job([[in_turn]], subject=table_id)
+            shares = [tuple(tasks[i::at_once]) for i in range(at_once)]
+            turns = [ReadInTurn(share, notes, JOB_S) if notes else ReadInTurn(share) for share in shares]
+            results = await self._job([[turn] for turn in turns], subject=table_id)
         for result in results:
             if "error" in result:
                 if notes is None:

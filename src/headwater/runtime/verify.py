@@ -151,7 +151,7 @@ async def _read_batch(
     core: EngineCore, table: TableBackfill, rows: list[SplitRow], snapshot: SharedSnapshot, copy: _Copy
 ) -> None:
     tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot, len(rows))
-    for result in await core.capture.reads.run(table.table_id, tasks, apart=True):
+    for result in await core.capture.reads.run(table.table_id, tasks, at_once=len(tasks)):
         copy.high = max(copy.high, result["high"])
         if result["segment"]:
             copy.segments.append(NewSegment(**result["segment"]))
