@@ -213,7 +213,7 @@ def test_resume_waits_for_nothing_that_has_gathered_and_that_comes_in_epochs_of_
     may_work.set()
     assert returned, "RESUME waited for the work of an epoch"
     world.assert_equal("gathers", "gathers")
-    found = world.engine.execute("SELECT DISTINCT position FROM hw_catalog.hw_epochs")[0]
+    found = world.engine.execute("SELECT DISTINCT position FROM hw_catalog.hw_epochs WHERE position IS NOT NULL")[0]
     assert found is not None
     assert len([r for r in found.rows if begin < lsn(r["position"]) <= end]) >= 5
     assert sorted(row[1] for row in world.rows("gathered")) == [100] * 19 + [101]
