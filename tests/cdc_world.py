@@ -126,9 +126,10 @@ def open_world(
 
 @contextmanager
 def _engine_on(server: PostgresServer, data: Path, options: str) -> Iterator[World]:
+    """With three slots: two readers beside the stream, so that reads are at once."""
     with (
         mock.patch.dict(os.environ, {"HW_TEST_PASSWORD": server.password}),
-        headwater.Engine(data, master="local[2]", settings={"barrier_interval_ms": "300"}) as engine,
+        headwater.Engine(data, master="local[3]", settings={"barrier_interval_ms": "300"}) as engine,
     ):
         engine.execute(SOURCE.format(server=server, options=options))
         yield World(server, engine)

@@ -105,7 +105,7 @@ def run(source: PostgresServer, folder: Path, seed: int, plan: Plan) -> None:
             for number in range(plan.kills):
                 run_and_kill(pipeline, data, rng.uniform(0.5, 5), "PLANNED" if number == 0 else "HANDED_OVER")
                 restarts.append(time.time())
-            with headwater.Engine(data, master="local[2]", settings=SETTINGS) as engine:
+            with headwater.Engine(data, master="local[3]", settings=SETTINGS) as engine:
                 finish_under_load(engine, source, chaos, writers)
                 witness.collect()
                 check(engine, witness, rng, restarts, plan.samples)
@@ -149,7 +149,7 @@ def finish_under_load(engine: Any, source: PostgresServer, chaos: Chaos | None, 
 
 def run_and_kill(pipeline: Path, data: Path, after_s: float, state: str) -> None:
     """An engine of its own process, killed some seconds after its tables are planned, or the first split is shown."""
-    arguments = ["run", str(pipeline), "--data-dir", str(data), "--master", "local[2]", "--set"]
+    arguments = ["run", str(pipeline), "--data-dir", str(data), "--master", "local[3]", "--set"]
     (data / "endpoint.json").unlink(missing_ok=True)
     process = start_engine([*arguments, "barrier_interval_ms=500"], data)
     try:

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_world import World, open_world
+from headwater.backfill.cdc.state import SplitState
 from headwater.connectors.files.sink import read_table
 from headwater.errors import HeadwaterError
+from headwater.runtime.backfill import TableBackfill
 from headwater.testing.servers import PostgresServer
 from postgres_versions import odd_collation
 
@@ -230,21 +232,31 @@ def test_verify_is_exact_under_load_and_resync_repairs_what_differs(world: World
     world.assert_equal("led", "led")
 
 
-def test_a_comparison_into_which_a_new_copy_falls_says_so_and_is_not_taken_for_equal(world: World) -> None:
-    world.sql("CREATE TABLE anew (id int PRIMARY KEY, v int); INSERT INTO anew VALUES (1, 1), (2, 2)")
-    world.capture("public.anew", "anew")
-    world.live("anew")
+@pytest.mark.parametrize("what", ["", " REPAIR"])
+def test_a_comparison_into_which_a_new_copy_falls_says_so_and_is_not_taken_for_equal(world: World, what: str) -> None:
+    name = f"anew{len(what)}"
+    world.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, v int); INSERT INTO {name} VALUES (1, 1), (2, 2)")
+    world.capture(f"public.{name}", name)
+    world.live(name)
+    source = captured(world, name).source
     with world.server.connect() as other, ThreadPoolExecutor(1) as pool:
         other.execute("BEGIN")
-        other.execute("INSERT INTO anew VALUES (3, 3)")  # what is read next waits for its end
-        comparison = pool.submit(verified, world, "anew REPAIR")
-        time.sleep(1)
-        world.engine.execute("RESYNC anew")
+        other.execute(f"INSERT INTO {name} VALUES (3, 3)".encode())  # what is read next waits for its end
+        comparison = pool.submit(verified, world, name + what)
+        world.until(lambda: len(source._holds) == 1)
+        world.engine.execute(f"RESYNC {name}")
+        with pytest.raises(HeadwaterError, match="is being copied anew"):
+            verified(world, name)
         other.execute("COMMIT")
-        with pytest.raises(HeadwaterError, match="BACKFILL_RUNNING"):
+        with pytest.raises(HeadwaterError, match=r"BACKFILL_RUNNING.* began while it was compared"):
             comparison.result()
-    world.live("anew")
-    assert [(r["rows"], r["equal"]) for r in verified(world, "anew")] == [(3, True)]
+    world.live(name)
+    assert [(r["rows"], r["equal"]) for r in verified(world, name)] == [(3, True)]
+
+
+def captured(world: World, name: str) -> TableBackfill:
+    sources = world.engine.core.capture.sources.values()
+    return next(table for source in sources for table in source.tables.values() if table.name == name)
 
 
 class Load:
@@ -329,18 +341,17 @@ def test_rows_that_move_between_ranges_of_pages_are_neither_lost_nor_doubled_by_
 
     with ThreadPoolExecutor(1) as pool:
         moving = pool.submit(move)
-        options = "backfill.order='physical', backfill.num_rows_per_split='1000', backfill.parallelism='2'"
-        world.capture("public.strewn", "strewn", f"{options}, backfill.rate_limit='0'")
-        world.until(lambda: bool(world.splits("strewn")))
-        world.engine.execute("ALTER TABLE strewn SET BACKFILL_RATE_LIMIT = DEFAULT")
-        while not terminated(world, "headwater snapshot"):
-            time.sleep(0.3)
+        options = "backfill.order='physical', backfill.num_rows_per_split='250', backfill.parallelism='2'"
+        world.capture("public.strewn", "strewn", options)
+        table = captured(world, "strewn")
+        world.until(lambda: any(x.state is SplitState.STAGED for x in table.splits.values()))
+        assert terminated(world, "headwater snapshot") == 1, "all was read before it could be disturbed"
         world.live("strewn")
         stopping.set()
         moving.result()
     assert "SOURCE_SNAPSHOT_LOST" in {e["code"] for e in world.engine.status()["errors"] if e["name"] == "strewn"}
     splits = world.splits("strewn")
-    assert len(splits) > 20 and all(s["left"] is None or '"(' in s["left"] for s in splits)
+    assert len(splits) > 300 and all(s["left"] is None or '"(' in s["left"] for s in splits)
     assert len({s["handed_over_epoch"] for s in splits}) == 1
     world.assert_equal("strewn", "strewn")
     assert all(r["equal"] for r in verified(world, "strewn"))

@@ -202,6 +202,9 @@ def test_libpq_that_cannot_be_reached_is_used_as_it_is(
         with encrypted.connect(sslmode=mode) as conn:
             reader = RowReader(conn, "COPY (SELECT generate_series(1, 1000)) TO STDOUT")
             assert reader.raw is raw
+            if not raw:
+                with pytest.raises(ValueError, match="not reachable"):
+                    list(RowReader(conn, "COPY (SELECT 1) TO STDOUT", raw=True))
             assert b"".join(b.tobytes() for b in reader) == b"".join(b"%d\n" % i for i in range(1, 1001))
 
 

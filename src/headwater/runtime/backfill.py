@@ -172,13 +172,14 @@ class TableBackfill(CapturedJob):
         """Read everything that is not handed over again: physical ranges of one table need one snapshot. Gives the
         files that nobody needs now."""
         files = []
-        for info in self.splits.values():
-            if info.state is SplitState.STAGED:
-                files += [info.segment.path] if info.segment is not None else []
-                info.state = SplitState.PLANNED
-                info.row = dataclasses.replace(info.row, state=SplitState.PLANNED, staged_path=None, offset_low=None)
-                info.segment = None
-                self._dirty.append(info.row)
+        with self._changing:
+            for info in self.splits.values():
+                if info.state is SplitState.STAGED:
+                    files += [info.segment.path] if info.segment is not None else []
+                    info.state = SplitState.PLANNED
+                    planned = dataclasses.replace(info.row, state=info.state, staged_path=None, offset_low=None)
+                    info.row, info.segment = planned, None
+                    self._dirty.append(info.row)
         return files
 
     def start(self) -> None:

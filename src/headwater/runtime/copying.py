@@ -240,7 +240,7 @@ class Copying:
                 found = await reads.run(self.table.table_id, tasks, at_once=at_once, small=self._small, notes=notes)
             await self._take(batch, {r["split_id"]: r for r in found})
         except BaseException:
-            if shared:
+            if shared and any(x.state in (SplitState.PLANNED, SplitState.READING) for x in self.table.splits.values()):
                 self.core.forget_files(self.table.forget_staged())
             raise
         finally:

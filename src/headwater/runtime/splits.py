@@ -53,7 +53,7 @@ class Prepared:
     base: tuple[str, ...]
     copy: tuple[str, ...]
     applied: int = 0  # the epoch that has it
-    lost: bool = False  # a recovery has dropped it
+    lost: bool = False  # a recovery, or a newer copy, has dropped it
 
 
 @dataclass(slots=True)

@@ -57,6 +57,8 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
             f"the rate limit of {table.name} is 0: nothing of it is read at the source",
             hint=f"ALTER TABLE {table.name} SET BACKFILL_RATE_LIMIT = DEFAULT",
         )
+    if table.replacing:
+        raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied anew", hint="wait until it is live")
     if not repair:
         return await _verify(core, table, repair=False)
     async with table.repairing:

@@ -252,7 +252,7 @@ class ReadInTurn:
     def _results(self) -> Iterator[dict[str, Any]]:
         from headwater.connectors.postgres.client import connect
 
-        noted = self.notes.read() if self.notes else {}  # by an earlier try of this task
+        noted = self.notes.read() if self.notes else {}  # by an earlier try of this task, or by others
         yield from noted.values()
         waiting = [read for read in self.reads if read.split.split_id not in noted]
         until = time.monotonic() + self.for_s

@@ -14,6 +14,7 @@ server less (`wirerows.forms`). libpq knows no such mixture: that is for the fir
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -312,6 +313,8 @@ class _RawRows:
 
     def close(self) -> None:
         """Leave the protocol at rest: cancel what still runs; let libpq see a failed transaction, a lost connection."""
+        import psycopg
+
         disturbed = self._error is not None or not self._done or self._lost
         try:
             if self._sent and not self._done:
@@ -321,8 +324,9 @@ class _RawRows:
                     scratch, _ = self._step(scratch, 0)
         finally:
             self._wire.close()
-        if disturbed:
-            self._conn.pgconn.exec_(b"")
+            if disturbed:
+                with contextlib.suppress(psycopg.Error):  # libpq says in its own words what we know already
+                    self._conn.pgconn.exec_(b"")
 
 
 def _doubled(numbers: Longs) -> Longs:

@@ -121,8 +121,12 @@ def reachable(conn: psycopg.Connection[Any]) -> bool:
 
 
 def open_wire(conn: psycopg.Connection[Any]) -> Wire:
-    library, session = _libpq(), _session(conn) if conn.pgconn.ssl_in_use else None
-    return TlsWire(conn, library, session) if library and session else PlainWire(conn)
+    if not conn.pgconn.ssl_in_use:
+        return PlainWire(conn)
+    library, session = _libpq(), _session(conn)
+    if library is None or session is None:  # nothing is ever written in clear where the user expects encryption
+        raise ValueError("the TLS session of this connection is not reachable")
+    return TlsWire(conn, library, session)
 
 
 def _session(conn: psycopg.Connection[Any]) -> int | None:
