@@ -149,7 +149,8 @@ def copied(world: World, name: str) -> dict[str, Any]:
 def test_rows_of_a_copy_go_on_to_be_seen_when_it_is_slowed_down_in_the_middle_of_a_split(world: World) -> None:
     world.sql("CREATE TABLE slowed (id int PRIMARY KEY, v int)")
     world.sql("INSERT INTO slowed SELECT i, i FROM generate_series(1, 6000) i")
-    world.capture("public.slowed", "slowed", "backfill.rate_limit='150', backfill.num_rows_per_split='3000'")
+    options = "backfill.parallelism='1', backfill.rate_limit='150', backfill.num_rows_per_split='3000'"
+    world.capture("public.slowed", "slowed", options)
     world.until(lambda: len(world.splits("slowed")) == 2)  # read in pages of 750 rows, the first of which has begun
     world.engine.execute("ALTER TABLE slowed SET BACKFILL_RATE_LIMIT = 20")
     seen = [copied(world, "slowed")]
