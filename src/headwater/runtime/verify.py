@@ -15,7 +15,7 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.cdc.state import SplitState
 from headwater.capture.splits import SplitKind, bound_from_json
@@ -30,12 +30,15 @@ if TYPE_CHECKING:
     from headwater.runtime.backfill import TableBackfill
 
 Bounds = tuple[tuple[str, ...], ...]
+IN_TURN: Final = 16  # splits that a reader takes in one job: others wait for its slot so long
 
 
 @dataclass(slots=True)
 class _Copy:
     """The source's rows: what the reads staged, and what they had not seen. All files are ours to delete."""
 
+    generation: int
+    """Of the table's rows that it is compared with."""
     segments: list[NewSegment] = field(default_factory=list)
     low: str = ""
     high: int = 0
@@ -72,7 +75,7 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
 
 
 async def _verify(core: EngineCore, table: TableBackfill, *, repair: bool) -> list[dict[str, Any]]:
-    copy, generation = _Copy(), table.generation
+    copy = _Copy(table.generation)
     splits = [s.row for s in table.splits.values()]
     if not splits:
         raise _nothing(table)
@@ -84,20 +87,20 @@ async def _verify(core: EngineCore, table: TableBackfill, *, repair: bool) -> li
                 state = CapturedState(table, floor, floor, (), (floor,), (copy.low,), replaces=True)
                 await add_unseen(core, state, position, copy.segments, stage="verify")
                 rows, bounds = await _compare(core, table, copy, epoch)
-                _still(table, generation)
+                _still_the_same(table, copy)
                 if not rows:
                     raise _nothing(table)
                 if repair and not all(r["equal"] for r in rows):
-                    await _repair(table, generation, copy, (epoch, position), rows, bounds)
+                    await _repair(table, copy, epoch, position, rows, bounds)
             return rows
         finally:
             core.queries.reading.pop(id(copy), None)
             core.forget_files([s.path for s in copy.segments])
 
 
-def _still(table: TableBackfill, generation: int) -> None:
+def _still_the_same(table: TableBackfill, copy: _Copy) -> None:
     """A new copy takes the place of all rows: what was compared with those before it says nothing, nor mends them."""
-    if table.generation != generation:
+    if table.generation != copy.generation:
         raise UsageError(
             "BACKFILL_RUNNING",
             f"a new copy of table {table.name} began while it was compared",
@@ -112,12 +115,7 @@ def _nothing(table: TableBackfill) -> UsageError:
 
 
 async def _repair(
-    table: TableBackfill,
-    generation: int,
-    copy: _Copy,
-    at: tuple[int, int],
-    rows: list[dict[str, Any]],
-    bounds: Bounds,
+    table: TableBackfill, copy: _Copy, epoch: int, position: int, rows: list[dict[str, Any]], bounds: Bounds
 ) -> None:
     """Put the source's rows into the ranges that differ; returns when that is committed."""
     from headwater.spark.verify import in_splits
@@ -126,10 +124,10 @@ async def _repair(
     plans = {p.name: p for p in table.plans}
     keys = tuple(plans[k] for k in table.schema.key) if bounds else ()
     only = in_splits(table.schema.key, keys, bounds, wrong) if bounds else None
-    prepared = await prepare(table, *at, copy.segments, only)
+    prepared = await prepare(table, epoch, position, copy.segments, only)
     prepared.copy = ()  # the files are the caller's to delete
     try:
-        _still(table, generation)
+        _still_the_same(table, copy)
     except UsageError:
         table.core.forget_files([s.path for s in prepared.segments])
         raise
@@ -145,15 +143,17 @@ async def _read_source(core: EngineCore, table: TableBackfill, splits: list[Spli
     async with exported_snapshot(table.source.config, table.oid) as snapshot:
         copy.low = snapshot.low
         count = min(table.parallelism, core.capture.reads.slots.total)
-        for first in range(0, len(splits), count):
-            await _read_batch(core, table, splits[first : first + count], snapshot, copy)
+        size = count * (IN_TURN if table.rate_limit is None else 1)
+        for first in range(0, len(splits), size):
+            await _read_batch(core, table, splits[first : first + size], count, snapshot, copy)
 
 
 async def _read_batch(
-    core: EngineCore, table: TableBackfill, rows: list[SplitRow], snapshot: SharedSnapshot, copy: _Copy
+    core: EngineCore, table: TableBackfill, rows: list[SplitRow], readers: int, snapshot: SharedSnapshot, copy: _Copy
 ) -> None:
-    tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot, len(rows))
-    for result in await core.capture.reads.run(table.table_id, tasks, at_once=len(tasks)):
+    readers = min(readers, len(rows))
+    tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot, readers)
+    for result in await core.capture.reads.run(table.table_id, tasks, at_once=readers):
         copy.high = max(copy.high, result["high"])
         if result["segment"]:
             copy.segments.append(NewSegment(**result["segment"]))

@@ -13,7 +13,7 @@ import importlib
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import psycopg
@@ -23,20 +23,7 @@ _WANT_READ: Final = 2  # of SSL_get_error
 _WANT_WRITE: Final = 3
 
 
-class Wire(Protocol):
-    """`receive` gives 0 at the end of the connection; it waits no longer than it was told, and then tries again."""
-
-    def send(self, data: bytes) -> None: ...
-
-    def receive(self, room: memoryview, wait_ms: int) -> int: ...
-
-    def wake_for(self, size: int) -> None:
-        """Be woken when so many bytes have come; 1 as usual."""
-
-    def close(self) -> None: ...
-
-
-class PlainWire:
+class Wire:
     """The socket itself, by a second descriptor: libpq keeps its own."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
@@ -54,6 +41,7 @@ class PlainWire:
                 select.select([], [self._socket], [], _SEND_AGAIN_MS / 1000)
 
     def receive(self, room: memoryview, wait_ms: int) -> int:
+        """How many bytes have come, 0 at the connection's end. It looks again after so long, however few they are."""
         while True:
             try:
                 return self._socket.recv_into(room)
@@ -61,6 +49,7 @@ class PlainWire:
                 self._poll.poll(wait_ms)
 
     def wake_for(self, size: int) -> None:
+        """Be woken when so many bytes have come; 1 is usual."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def close(self) -> None:
@@ -69,7 +58,7 @@ class PlainWire:
         self._socket.close()
 
 
-class TlsWire(PlainWire):
+class TlsWire(Wire):
     """OpenSSL's session of the connection; of the socket only that something has come is asked.
 
     The server encrypts each of its 8 KiB by itself, and OpenSSL gives no more than one such piece at a time.
@@ -122,7 +111,7 @@ def reachable(conn: psycopg.Connection[Any]) -> bool:
 
 def open_wire(conn: psycopg.Connection[Any]) -> Wire:
     if not conn.pgconn.ssl_in_use:
-        return PlainWire(conn)
+        return Wire(conn)
     library, session = _libpq(), _session(conn)
     if library is None or session is None:  # nothing is ever written in clear where the user expects encryption
         raise ValueError("the TLS session of this connection is not reachable")
