@@ -62,7 +62,7 @@ class Kind(StrEnum):
 
 
 class Wire(StrEnum):
-    """How a column's binary form is decoded. One that is TEXT_ONLY is read as text, and over TLS its whole table is."""
+    """How a column's binary form is decoded. One that is TEXT_ONLY is read as text; with all of its table by libpq."""
 
     TEXT_ONLY = ""
     BOOL = "bool"

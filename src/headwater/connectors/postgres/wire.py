@@ -23,7 +23,7 @@ _WANT_READ: Final = 2  # of SSL_get_error
 _WANT_WRITE: Final = 3
 
 
-class Wire:
+class PlainWire:
     """The socket itself, by a second descriptor: libpq keeps its own."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
@@ -58,7 +58,7 @@ class Wire:
         self._socket.close()
 
 
-class TlsWire(Wire):
+class TlsWire(PlainWire):
     """OpenSSL's session of the connection; of the socket only that something has come is asked.
 
     The server encrypts each of its 8 KiB by itself, and OpenSSL gives no more than one such piece at a time.
@@ -109,9 +109,9 @@ def reachable(conn: psycopg.Connection[Any]) -> bool:
         return False
 
 
-def open_wire(conn: psycopg.Connection[Any]) -> Wire:
+def open_wire(conn: psycopg.Connection[Any]) -> PlainWire:
     if not conn.pgconn.ssl_in_use:
-        return Wire(conn)
+        return PlainWire(conn)
     library, session = _libpq(), _session(conn)
     if library is None or session is None:  # nothing is ever written in clear where the user expects encryption
         raise ValueError("the TLS session of this connection is not reachable")
