@@ -65,7 +65,7 @@ def test_copy_as_messages_has_one_for_each_row_and_every_piece_but_the_last_is_f
     query = "SELECT CASE i WHEN 777 THEN repeat('x', 300000) ELSE i::text END FROM generate_series(1, 20000) i"
     told: list[int] = []
     reader = RowReader(conn, f"COPY ({query}) TO STDOUT", block_bytes=1 << 12, raw=raw)
-    pieces = list(reader.messages(most_bytes=most_bytes, expected_bytes=100, count=told.append))
+    pieces = list(reader.messages(most_bytes=most_bytes, count=told.append))
     got = [p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True)]
     assert got == [b"x" * 300000 + b"\n" if i == 777 else b"%d\n" % i for i in range(1, 20001)]
     assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -98,7 +98,7 @@ def test_rows_of_a_select_come_in_the_forms_that_were_asked_for(conn: Connection
     query = "SELECT i, i, CASE i WHEN 777 THEN repeat('x', 300000) END FROM generate_series(1, 20000) i"
     told: list[int] = []
     reader = RowReader(conn, query, block_bytes=1 << 12, forms=(0, 1, 1))
-    pieces = list(reader.messages(most_bytes=1 << 14, expected_bytes=100, count=told.append))
+    pieces = list(reader.messages(most_bytes=1 << 14, count=told.append))
     got = [p.data[a:b].tobytes() for p in pieces for a, b in zip(p.starts, p.ends, strict=True)]
     assert len(got) == sum(told) == 20000 and len(pieces) > 1
     for i, row in enumerate(got, 1):

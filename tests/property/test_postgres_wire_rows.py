@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
-from headwater.connectors.postgres.wirerows import TEXT_FORM, WireRows, decode_compact, decode_rows, forms
+from headwater.connectors.postgres.wirerows import TEXT_FORM, RowDecoder, WireRows, decode_rows, forms
 from headwater.errors import DefiniteError
 
 RUN = settings(max_examples=150, deadline=None)
@@ -50,7 +50,7 @@ def decoded(*payloads: bytes, plans: list[ColumnPlan]) -> pa.RecordBatch:
 
 
 def holds(plan: ColumnPlan, values: list[Any], pack: Any, *, expected: Any = lambda v: v) -> None:
-    """As a column of a copy between two others; in the order of the rows, in another one, and without the others."""
+    """As a column of a copy between two others."""
     rows = [copied([b"x", None if v is None else pack(v), None]) for v in values]
     plans = [ColumnPlan("a", "STRING", Kind.TEXT, wire=Wire.RAW), plan, ColumnPlan("z", "INT", Kind.INT, wire=Wire.INT)]
     batch = decoded(HEADER + rows[0], *rows[1:], TRAILER, plans=plans) if rows else decoded(HEADER, plans=plans)
@@ -59,11 +59,8 @@ def holds(plan: ColumnPlan, values: list[Any], pack: Any, *, expected: Any = lam
     assert column.type == plan.arrow_type
     assert column.to_pylist() == wanted
     assert batch.column(0).to_pylist() == ["x"] * len(values) and batch.column(2).null_count == len(values)
-    found = WireRows.of(messages(HEADER, *rows, TRAILER))
-    backwards = np.arange(len(values))[::-1].copy()
-    assert decode_rows(found, plans, places=backwards).column(1).to_pylist() == wanted[::-1]
-    alone = decode_rows(found, plans, only=["c"])
-    assert alone.schema.names == ["c"] and alone.column(0).to_pylist() == wanted
+    apart = WireRows.of(messages(HEADER, *rows, TRAILER))
+    assert decode_rows(apart, plans).column(1).to_pylist() == wanted
 
 
 def column(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
@@ -237,8 +234,8 @@ def test_length_beyond_the_row_is_refused_and_not_followed(size: int) -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: int) -> None:
-    """More rows than a block has, so that places lie in other blocks than the rows that go there."""
+def test_many_rows_of_every_kind_are_what_their_twin_packed(seed: int) -> None:
+    """More rows than a block has."""
     rng = random.Random(seed)
     kinds: list[tuple[ColumnPlan, Callable[[], tuple[Any, bytes]]]] = [
         (ColumnPlan("i2", "SMALLINT", Kind.INT, wire=Wire.INT), lambda: packed("!h", rng.randint(-(2**15), 2**15 - 1))),
@@ -252,73 +249,21 @@ def test_many_rows_of_every_kind_are_placed_as_a_plain_twin_places_them(seed: in
         (ColumnPlan("dec", "DECIMAL(9,2)", Kind.DECIMAL, 9, 2, wire=Wire.DECIMAL), lambda: decimal(rng)),
     ]
     plans = [plan for plan, _ in kinds]
-    rows = [[None if rng.random() < 0.1 else make() for _, make in kinds] for _ in range(rng.choice([1, 63, 64, 9000]))]
+    rows = [[None if rng.random() < 0.1 else make() for _, make in kinds] for _ in range(rng.choice([1, 63, 64, 5000]))]
     payloads = [copied([None if v is None else v[1] for v in row]) for row in rows]
-    places = np.array(rng.sample(range(len(rows)), len(rows)), np.int64)
-    batch = decode_rows(WireRows.of(messages(*payloads)), plans, places=places)
+    batch = decode_rows(WireRows.of(messages(*payloads)), plans)
     batch.validate(full=True)
-    expected: list[dict[str, Any]] = [{}] * len(rows)
-    for row, place in zip(rows, places, strict=True):
-        expected[place] = {p.name: None if v is None else v[0] for p, v in zip(plans, row, strict=True)}
+    expected = [{p.name: None if v is None else v[0] for p, v in zip(plans, row, strict=True)} for row in rows]
     assert batch.to_pylist() == expected
     chosen = forms(plans)
     printed_rows = [
         copied([None if v is None else v[1] if chosen[i] else printed_as(v[0]) for i, v in enumerate(row)])
         for row in rows
     ]
-    mixed = decode_rows(WireRows.of(messages(*printed_rows), chosen), plans, places=places)
+    mixed = RowDecoder(plans, chosen).decode(WireRows.of(messages(*printed_rows), chosen))
     mixed.validate(full=True)
     assert mixed.to_pylist() == expected
-    compact = decode_compact(
-        WireRows.of(messages(*printed_rows), chosen), plans, places=places, words=["text", "json", "i4"]
-    )
-    compact.validate(full=True)
-    assert compact.to_pylist() == expected
-    assert pa.types.is_dictionary(compact.column("text").type) and compact.column("dec").type == pa.decimal64(9, 2)
-    assert pa.types.is_dictionary(compact.column("json").type) == (len(rows) < 1000), "too many different ones"
-
-
-@RUN
-@given(st.lists(st.none() | st.text(st.sampled_from("aäb"), max_size=40), max_size=60))
-def test_words_are_the_texts_that_they_number(values: list[str | None]) -> None:
-    """Of few letters: many are equal at both ends, and many are the same."""
-    plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
-    rows = WireRows.of(messages(*(copied([None if v is None else v.encode()]) for v in values)), (TEXT_FORM,))
-    backwards = np.arange(len(values))[::-1].copy()
-    column = decode_compact(rows, [plan], places=backwards, words=["c"]).column(0)
-    column.validate(full=True)
-    assert column.to_pylist() == values[::-1]
-    given_words = {v for v in values if v is not None}
-    assert given_words <= set(column.dictionary.to_pylist()) <= given_words | {""}
-
-
-@pytest.mark.parametrize(
-    ("count", "length", "few"), [(1024, 8, True), (1025, 8, False), (3, 255, True), (3, 256, False)]
-)
-def test_texts_that_are_too_many_or_too_long_for_words_stay_texts(count: int, length: int, few: bool) -> None:
-    plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
-    values = [f"{i:0{length}d}" for i in range(count)] * 2
-    rows = WireRows.of(messages(*(copied([v.encode()]) for v in values)), (TEXT_FORM,))
-    column = decode_compact(rows, [plan], words=["c"]).column(0)
-    assert column.to_pylist() == values and pa.types.is_dictionary(column.type) == few
-
-
-def test_bytes_that_repeat_are_no_words() -> None:
-    plan = ColumnPlan("c", "BINARY", Kind.BYTES, wire=Wire.RAW)
-    values = [b"\\x4142", b"\0\xff", b"", b"\\x4142"]
-    rows = WireRows.of(messages(*(copied([v]) for v in values)), (1,))
-    column = decode_compact(rows, [plan], words=["c"]).column(0)
-    assert column.type == pa.binary() and column.to_pylist() == values
-
-
-@pytest.mark.parametrize("pattern", ["https://shop.example/item/{:04d}/index.html", "{:04d}", "{:08d}", "x{:015d}y"])
-def test_words_that_are_alike_at_both_ends_are_told_apart(pattern: str) -> None:
-    plan = ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)
-    values = [pattern.format(i * 7 % 1000) for i in range(3000)]
-    rows = WireRows.of(messages(*(copied([v.encode()]) for v in values)), (TEXT_FORM,))
-    column = decode_compact(rows, [plan], words=["c"]).column(0)
-    assert column.to_pylist() == values
-    assert pa.types.is_dictionary(column.type) and len(column.dictionary) == 1000
+    assert mixed.column("dec").type == pa.decimal64(9, 2)
 
 
 @pytest.mark.parametrize(
@@ -339,12 +284,6 @@ def test_zeros_beyond_the_scale_are_nothing(text_of: str, value: str) -> None:
     for other in ("1.505", "1.5001", "0.001"):
         with pytest.raises(DefiniteError, match="outside of the range"):
             decode_rows(WireRows.of(messages(copied([other.encode()])), (TEXT_FORM,)), [plan])
-
-
-def test_words_that_are_not_text_are_refused() -> None:
-    rows = WireRows.of(messages(copied([b"\xff"])), (TEXT_FORM,))
-    with pytest.raises(DefiniteError, match="column c"):
-        decode_compact(rows, [ColumnPlan("c", "STRING", Kind.TEXT, wire=Wire.RAW)], words=["c"])
 
 
 def printed_as(value: Any) -> bytes:

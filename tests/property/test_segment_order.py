@@ -63,15 +63,20 @@ def test_places_are_those_of_rows_sorted_by_vnode_and_key(case: tuple[Schema, pa
     assert found.to_pylist() == sorted(vnodes(rows, schema.key, VNODES).to_pylist())
 
 
-def test_rows_that_are_in_order_already_make_the_same_segment(tmp_path: Path) -> None:
+def test_rows_in_any_order_with_or_without_their_kind_make_the_same_segment(tmp_path: Path) -> None:
     schema = Schema((Column("k0", "BIGINT"), Column("v", "BIGINT")), ("k0",))
     rows = pa.table({"k0": [5, 3, 9, 1], "v": [0, 1, 2, 3]})
-    found, places = places_of(rows.select(["k0"]), schema, VNODES)
-    by_place = rows.take(pa.array(np.argsort(places))).append_column(VNODE, found)
+    full = rows.append_column(OP, pa.array([1] * 4, pa.int8())).append_column(SEQ, pa.array([0] * 4))
     data_dir = DataDir(str(tmp_path))
     contents = []
-    for given_rows, ordered in ((rows, False), (by_place, True)):
-        full = given_rows.append_column(OP, pa.array([1] * 4, pa.int8())).append_column(SEQ, pa.array([0] * 4))
-        segment = write_segment(data_dir, 1, schema, full, kind="base", vnode_count=VNODES, ordered=ordered)
-        contents.append(pq.read_table(tmp_path / segment.path))
-    assert contents[0].equals(contents[1]) and contents[0].column("v").to_pylist() == twin(schema, rows)
+    for given_rows in (
+        rows,
+        full,
+        full.take(pa.array([3, 0, 2, 1])),
+        pa.concat_tables([rows.slice(2), rows.slice(0, 2)]),
+    ):
+        segment = write_segment(data_dir, 1, schema, given_rows, kind="base", vnode_count=VNODES)
+        contents.append(pq.read_table(tmp_path / segment.path, partitioning=None))
+    assert contents[0].column("v").to_pylist() == twin(schema, rows)
+    assert contents[0].column(VNODE).to_pylist() == sorted(vnodes(rows, schema.key, VNODES).to_pylist())
+    assert all(c.equals(contents[0]) for c in contents)

@@ -51,26 +51,43 @@ def add_slices(crcs, separator, raw, starts):  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
 def add_numbers(crcs, separator, numbers):  # type: ignore[no-untyped-def]
-    """Go on with the decimal digits of every int64; before them a separator, unless that is negative."""
+    """Go on with the decimal digits of every int64; before them a separator, unless that is negative.
+
+    Keys mostly come in order, so that all digits but the last two are those of the row before, and so is what they do
+    to a sum that began as that one's did.
+    """
     digits = np.empty(20, np.uint8)
-    for i in range(crcs.size):
-        number = numbers[i]
-        rest = np.uint64(number)
-        if number < 0:
-            rest = ~rest + np.uint64(1)  # also of the least, which has no opposite
-        first = 20
-        while True:
-            tenth = rest // np.uint64(10)
-            first -= 1
-            digits[np.uint64(first)] = np.uint8(48) + np.uint8(rest - tenth * np.uint64(10))
-            rest = tenth
-            if rest == 0:
-                break
-        crc = crcs[i]
-        if separator >= 0:
-            crc = _with(crc, separator)
-        if number < 0:
-            crc = _with(crc, 45)
-        for j in range(np.uint64(first), np.uint64(20)):
-            crc = _with(crc, digits[j])
-        crcs[i] = crc
+    known_begun, known_ahead, known = np.uint32(0), np.uint64(0), np.uint32(0)
+    for i in range(np.uint64(crcs.size)):
+        number, crc = numbers[i], crcs[i]
+        if number < 100:
+            crcs[i] = _with_digits(crc, separator, number, digits)
+            continue
+        ahead = np.uint64(number) // np.uint64(100)
+        if ahead != known_ahead or crc != known_begun:
+            known_begun, known_ahead, known = crc, ahead, _with_digits(crc, separator, np.int64(ahead), digits)
+        last = np.uint64(number) - ahead * np.uint64(100)
+        tens = last // np.uint64(10)
+        crcs[i] = _with(_with(known, np.uint64(48) + tens), np.uint64(48) + last - tens * np.uint64(10))
+
+
+@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _with_digits(crc, separator, number, digits):  # type: ignore[no-untyped-def]
+    rest = np.uint64(number)
+    if number < 0:
+        rest = ~rest + np.uint64(1)  # also of the least, which has no opposite
+    first = 20
+    while True:
+        tenth = rest // np.uint64(10)
+        first -= 1
+        digits[np.uint64(first)] = np.uint8(48) + np.uint8(rest - tenth * np.uint64(10))
+        rest = tenth
+        if rest == 0:
+            break
+    if separator >= 0:
+        crc = _with(crc, separator)
+    if number < 0:
+        crc = _with(crc, 45)
+    for j in range(np.uint64(first), np.uint64(20)):
+        crc = _with(crc, digits[j])
+    return crc

@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from headwater.backfill.cdc.notes import Notes
@@ -21,29 +20,28 @@ from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import PostgresConfig
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import TransientError
-from headwater.model.schema import OP, OP_UPSERT, ROW_NO, SEQ, VNODE, Schema
+from headwater.model.schema import ROW_NO, Schema
 from headwater.spark.multiset import copied_numbers
 from headwater.storage.files import DataDir
-from headwater.storage.segments import places_of, write_segment
+from headwater.storage.segments import write_segment
 
 if TYPE_CHECKING:
     from headwater.connectors.postgres.planner import ReadMark
     from headwater.connectors.postgres.rowreader import RowReader
-    from headwater.connectors.postgres.wirerows import WireRows
 
 LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has changed
 # A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
 PATIENCE_S: Final = 5.0
 LIMITED_BLOCK: Final = 1 << 16  # a limited read takes small blocks, so that it can stop between them
-PIECE_BYTES: Final = 128 << 20  # what is put in order while it is decoded; of a larger split its columns are sorted
+PIECE_BYTES: Final = 2 << 20  # decoded at once, while they are in a core's cache, where they have just been received
 WRITE_BEHIND_BYTES: Final = 128 << 20  # a larger split is written before the next is read: a task's memory is bounded
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The rows of a split in memory, as they came or decoded, what their read has seen, and where it ended."""
+    """The rows of a split in the order in which they came, what their read has seen, and where it ended."""
 
-    rows: pa.Table | WireRows
+    rows: pa.Table
     mark: ReadMark
     right: str | None
 
@@ -80,7 +78,7 @@ class ReadSplit:
     def run(self) -> Iterator[dict[str, Any]]:
         yield from ReadInTurn((self,)).run()
 
-    def fetch(self, conn: Any, expected_bytes: int = 0) -> Fetched:
+    def fetch(self, conn: Any) -> Fetched:
         from headwater.connectors.postgres.planner import check_storage, page_end, prefer_index, storage
 
         split = self.split
@@ -90,7 +88,7 @@ class ReadSplit:
                 prefer_index(conn)
             if end := page_end(conn, self.table, split, self.page):
                 split = dataclasses.replace(split, right=end)
-            rows = self._read(conn, split, expected_bytes)
+            rows = self._read(conn, split)
             check_storage(conn, self.table, before)
         return Fetched(rows, mark, split.right_json)
 
@@ -134,7 +132,7 @@ class ReadSplit:
                 "SOURCE_SNAPSHOT_LOST", "the shared snapshot of the reads is gone", hint="the table is read again"
             ) from None
 
-    def _read(self, conn: Any, split: Split, expected_bytes: int) -> pa.Table | WireRows:
+    def _read(self, conn: Any, split: Split) -> pa.Table:
         from headwater.connectors.postgres.planner import copy_statement, split_query
         from headwater.connectors.postgres.rowreader import BLOCK_BYTES, RowReader
         from headwater.connectors.postgres.wire import reachable
@@ -149,11 +147,11 @@ class ReadSplit:
             statement = split_query(self.table, names, split, absent).as_string(conn)
             chosen = forms(self.plans)
             reader = RowReader(conn, statement, block_bytes=block_bytes, forms=chosen)
-            return self._read_rows(reader, pace, expected_bytes, chosen)
+            return self._read_rows(reader, pace, chosen)
         binary = as_planned and has_binary(self.plans)
         statement = copy_statement(self.table, names, split, absent, binary=binary).as_string(conn)
         reader = RowReader(conn, statement, block_bytes=block_bytes)
-        return self._read_rows(reader, pace, expected_bytes) if binary else self._read_text(reader, pace)
+        return self._read_rows(reader, pace) if binary else self._read_text(reader, pace)
 
     def _read_text(self, reader: RowReader, pace: Pace) -> pa.Table:
         from headwater.connectors.postgres.copytext import decode_copy
@@ -169,21 +167,13 @@ class ReadSplit:
             rows = rows.append_column(ROW_NO, copied_numbers(self.generation, self.split.split_id, rows.num_rows))
         return rows
 
-    def _read_rows(
-        self, reader: RowReader, pace: Pace, expected_bytes: int, forms: tuple[int, ...] | None = None
-    ) -> pa.Table | WireRows:
-        """As they came, so that they are put in order while they are decoded; a large split is decoded in pieces."""
-        from headwater.connectors.postgres.wirerows import WireRows, decode_rows
+    def _read_rows(self, reader: RowReader, pace: Pace, forms: tuple[int, ...] | None = None) -> pa.Table:
+        from headwater.connectors.postgres.wirerows import RowDecoder, WireRows
 
-        batches: list[pa.RecordBatch] = []
-        pieces = reader.messages(most_bytes=PIECE_BYTES, expected_bytes=expected_bytes, count=pace.wait)
+        decoder = RowDecoder(self.plans, forms)
+        pieces = reader.messages(most_bytes=PIECE_BYTES, count=pace.wait)
         with closing(pieces):  # its end sets the connection right, which is used next
-            for piece in pieces:
-                rows = WireRows.of(piece, forms)
-                if piece.last and not batches:
-                    return rows
-                batches.append(decode_rows(rows, self.plans))
-        return pa.Table.from_batches(batches)
+            return pa.Table.from_batches([decoder.decode(WireRows.of(piece, forms)) for piece in pieces])
 
     def _is_as_planned(self, conn: Any) -> bool:
         """Whether the columns are still of the types that were planned for: bytes do not say what they are of.
@@ -197,12 +187,9 @@ class ReadSplit:
         present = [p for p in self.plans if not p.absent]
         return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]
 
-    def _write(self, found: pa.Table | WireRows, packed: dict[str, Any]) -> dict[str, Any] | None:
-        if found.num_rows == 0:
+    def _write(self, rows: pa.Table, packed: dict[str, Any]) -> dict[str, Any] | None:
+        if rows.num_rows == 0:
             return None
-        rows, ordered = (found, False) if isinstance(found, pa.Table) else (self._in_order(found, packed), True)
-        rows = rows.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
-        rows = rows.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
         segment = write_segment(
             self.data_dir,
             self.table_id,
@@ -210,20 +197,9 @@ class ReadSplit:
             rows,
             kind="base",
             vnode_count=self.vnode_count,
-            ordered=ordered,
             packed=packed,
         )
         return segment.as_dict()
-
-    def _in_order(self, found: WireRows, packed: dict[str, Any]) -> pa.Table:
-        """The rows, with their vnodes, in a segment's order, which their keys tell."""
-        from headwater.connectors.postgres.wirerows import decode_compact, decode_rows
-
-        keys = pa.Table.from_batches([decode_rows(found, self.plans, only=self.schema.key)])
-        vnodes, places = places_of(keys, self.schema, self.vnode_count)
-        words = packed.get("use_dictionary", ())  # those of the splits before it
-        rows = pa.Table.from_batches([decode_compact(found, self.plans, places=places, words=words)])
-        return rows.append_column(VNODE, vnodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +234,6 @@ class ReadInTurn:
         until = time.monotonic() + self.for_s
         packed: dict[str, Any] = {}
         writing: list[Future[dict[str, Any]]] = []
-        expected = 0
         config = self.reads[0].config
         with (
             ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
@@ -268,9 +243,7 @@ class ReadInTurn:
                 for read in waiting:
                     if writing and time.monotonic() > until:
                         break
-                    found = read.fetch(conn, expected)
-                    # Others are of about its size; always as much, so that one memory serves: fresh pages are dear.
-                    expected = max(expected, found.rows.nbytes * 3 // 2)
+                    found = read.fetch(conn)
                     if writing:
                         yield writing.pop().result()
                     writing.append(writer.submit(self._stage, read, found, packed))

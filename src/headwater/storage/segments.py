@@ -1,4 +1,4 @@
-"""Segments: one Parquet file of rows of one table, written here by workers with pyarrow.
+"""Segments: one Parquet file of rows of one table, written here by workers; `parquet.py` makes the file, or pyarrow.
 
     format v2   the table's columns (hidden ones included), `_vnode INT`, `_op TINYINT` (1 upsert, 2 delete),
                 `_seq BIGINT`; sorted by (`_vnode`, key)
@@ -29,13 +29,13 @@ from headwater.model.types import arrow_type
 from headwater.model.vnode import vnodes
 from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir, segment_path
-from headwater.storage.packing import packing
+from headwater.storage.packing import is_small, packing, unpacked
 
 ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
 # Of wide rows fewer: whoever reads has a row group of a column in memory, and Spark's JVM has little of it.
 ROW_GROUP_BYTES: Final = 32 << 20
 PAGE_BYTES: Final = 1 << 20
-PAGE_ROWS: Final = 1024  # how often Arrow's writer looks whether a page is full
+PAGE_ROWS: Final = 1024  # how often Arrow's writer looks whether a page is full; `parquet.py` needs no such bound
 
 ROWS_AT_A_TIME: Final = 1024
 KNOWN_SEGMENTS: Final = 100_000  # whose format is remembered, some 20 MB
@@ -58,42 +58,64 @@ def write_segment(
     vnode_count: int,
     is_change: bool = True,
     path: str | None = None,
-    ordered: bool = False,
     packed: dict[str, Any] | None = None,
 ) -> NewSegment:
-    """Write rows that have the table's columns, `_op` and `_seq`; the vnode is added, the order made.
+    """Write rows that have the table's columns, in any order; the vnode is added, the order made.
 
-    Rows that are `ordered` have their vnodes, and are in the order of `places_of`. `packed` is how the columns are
-    packed (`packing`); an empty one is filled, for segments of rows like these.
+    They have `_op` and `_seq`, or neither: then all are upserts, and the first of their epoch. `packed` is how the
+    columns are packed (`packing`); an empty one is filled, for segments of rows like these.
     """
-    if not ordered:
-        rows = with_vnode(rows, schema, vnode_count)
-    rows = _as_stored(rows.select(arrow_schema(schema).names), arrow_schema(schema)).combine_chunks()
-    if not ordered:
-        rows = rows.take(_order(rows, schema.key))
+    rows = _in_order(rows, schema, vnode_count, packed or {})
     packed = {} if packed is None else packed
-    if not packed:
+    memory = rows.nbytes  # once: of a few rows this takes as long as to write some columns
+    if not packed and not is_small(rows.schema, memory):  # from a small one the next would learn nothing
         packed.update(packing(rows, schema.key))
     path = path or segment_path(table_id)
     fs, target = data_dir.path(path)
     fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
-        # Without Arrow's own types: a reader is to see those of the table.
-        pq.write_table(_without_levels(rows), out, store_schema=False, **_groups(rows), **packed)
+        _write_rows(rows, memory, out, packed or unpacked(rows.schema, schema.key))
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
 
 
+def _in_order(rows: pa.Table, schema: Schema, vnode_count: int, packed: dict[str, Any]) -> pa.Table:
+    """All columns of a segment, in its order."""
+    from headwater.storage.placing import placed  # late: numba is only loaded where rows are touched
+
+    wanted = arrow_schema(schema)
+    present = set(rows.column_names) - {VNODE}
+    keys = rows.select(list(schema.key)).cast(pa.schema([wanted.field(k) for k in schema.key]))
+    vnode, places = places_of(keys, schema, vnode_count)
+    rows = _as_stored(rows.select([n for n in wanted.names if n in present]), wanted)
+    columns = placed(rows, places, words=packed.get("use_dictionary", ()))
+    columns = columns.append_column(VNODE, vnode)
+    if OP not in present:
+        columns = columns.append_column(OP, pa.array(np.full(rows.num_rows, OP_UPSERT, np.int8)))
+        columns = columns.append_column(SEQ, pa.array(np.zeros(rows.num_rows, np.int64)))
+    return columns.select(wanted.names).combine_chunks()
+
+
+def _write_rows(rows: pa.Table, memory: int, out: pa.NativeFile, packed: dict[str, Any]) -> None:
+    """By our own writer if it knows all types, as it takes little more than half of the time."""
+    from headwater.storage import parquet  # late: numba is only loaded where rows are touched
+
+    groups = _groups(rows.num_rows, memory)
+    if parquet.supported(rows.schema):
+        parquet.write_table(rows, out, row_group_size=groups["row_group_size"], **packed)
+    else:
+        # Without Arrow's own types: a reader is to see those of the table.
+        pq.write_table(_without_levels(rows), out, store_schema=False, **groups, **packed)
+
+
 def _as_stored(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """In the table's types; but decimals of 64 bits and dictionaries of texts are written as they are, sooner."""
+    """In the table's types; but decimals of 64 bits are written as they are, sooner."""
     kept = [_is_compact(f.type, wanted.field(f.name).type) for f in rows.schema]
     fields = [f if keep else wanted.field(f.name) for f, keep in zip(rows.schema, kept, strict=True)]
     return rows.cast(pa.schema(fields))
 
 
 def _is_compact(given: pa.DataType, wanted: pa.DataType) -> bool:
-    if pa.types.is_dictionary(given):
-        return bool(given.value_type == wanted)
     decimal = pa.types.is_decimal64(given) and pa.types.is_decimal(wanted)
     return bool(decimal and (given.precision, given.scale) == (wanted.precision, wanted.scale))
 
@@ -107,9 +129,9 @@ def _without_levels(rows: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(rows.columns, schema=pa.schema(fields))
 
 
-def _groups(rows: pa.Table) -> dict[str, int]:
-    """How many rows are a row group, and are put into a page at a time; a row is never cut, however large."""
-    width = max(1, rows.nbytes // max(1, rows.num_rows))
+def _groups(rows: int, memory: int) -> dict[str, int]:
+    """How many rows are a row group, and are put by Arrow into a page at a time; a row is never cut, however large."""
+    width = max(1, memory // max(1, rows))
     return {
         "row_group_size": max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // width)),
         "write_batch_size": max(1, min(PAGE_ROWS, PAGE_BYTES // width)),
@@ -121,7 +143,7 @@ def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Arra
     keys = with_vnode(keys, schema, vnode_count)
     if _ascends(keys, schema.key):
         # As copies of a table mostly come: rows of a vnode stay as they are, so that counting tells their places.
-        from headwater.storage.dealing import dealt_out  # late: numba is only loaded where rows are touched
+        from headwater.storage.placing import dealt_out  # late: numba is only loaded where rows are touched
 
         counts, places = dealt_out(keys.column(VNODE).to_numpy(), vnode_count)
         return pa.array(np.repeat(np.arange(vnode_count, dtype=np.int32), counts)), places
@@ -131,17 +153,8 @@ def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Arra
     return keys.column(VNODE).combine_chunks().take(order), places
 
 
-def _order(rows: pa.Table, key: Sequence[str]) -> pa.Array:
-    """Where each row of the result comes from: by vnode, then by key."""
-    if _ascends(rows, key):
-        # As copies of a table mostly come: one pass over small numbers instead of comparisons.
-        small = rows.column(VNODE).to_numpy().astype(np.uint16)
-        return pa.array(np.argsort(small, kind="stable"))
-    return _compared(rows, key)
-
-
 def _compared(rows: pa.Table, key: Sequence[str]) -> pa.Array:
-    """The same by comparisons, for rows in any order."""
+    """Where each row of the result comes from: by vnode, then by key."""
     return pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in key)])
 
 

@@ -32,7 +32,7 @@ class FakeRead:
     def split(self) -> Any:
         return SimpleNamespace(split_id=self.number)
 
-    def fetch(self, conn: Any, expected_bytes: int) -> Any:
+    def fetch(self, conn: Any) -> Any:
         self.log.append(self.number)
         if self.fails and self.fails.pop(0):
             raise TransientError("SOURCE_UNREACHABLE", "gone")

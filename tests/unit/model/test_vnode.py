@@ -69,6 +69,20 @@ def test_every_key_type_has_the_vnode_of_its_canonical_text(kind: str, data: st.
 
 
 @settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(95, 205) | st.integers(10**12, 10**12 + 300)), max_size=60))
+def test_keys_that_share_their_first_digits_with_the_one_before_are_not_taken_for_it(
+    rows: list[tuple[int, int]],
+) -> None:
+    """In order, as most keys come, and in any; as the whole of a key and behind another column."""
+    for given_rows in (rows, sorted(rows)):
+        a, b = [x for x, _ in given_rows], [y for _, y in given_rows]
+        table = pa.table({"a": pa.array(a, pa.int64()), "b": pa.array(b, pa.int64())})
+        assert vnodes(table, ("b",), 256).to_pylist() == [zlib.crc32(str(y).encode()) % 256 for y in b]
+        texts = [f"{x}{KEY_SEPARATOR}{y}" for x, y in given_rows]
+        assert vnodes(table, ("a", "b"), 256).to_pylist() == [zlib.crc32(t.encode()) % 256 for t in texts]
+
+
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(), st.integers(-9, 9), st.binary()), max_size=20), st.integers(1, 1000))
 def test_a_key_of_several_columns_is_joined(rows: list[tuple[str, int, bytes]], count: int) -> None:
     a, b, c = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.storage.packing import DIFFERENCES, difference_bits, packing
+from headwater.storage.packing import DIFFERENCES, difference_bits, is_small, packing, unpacked
 
 ROWS = 5000
 RANDOM = np.random.default_rng(1)
@@ -42,7 +42,10 @@ def written(rows: pa.Table, key: tuple[str, ...] = ()) -> pq.FileMetaData:
         (pa.array([f"{x:x}" for x in RANDOM.integers(2**60, 2**62, ROWS)]), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"the customer with the number {i}" for i in range(ROWS)]), "PLAIN", "ZSTD"),
         (pa.array([" ".join(RANDOM.choice(WORDS, 6)) for _ in range(ROWS)]), "PLAIN", "SNAPPY"),
-        (pa.array(np.arange(ROWS) % 10), "RLE_DICTIONARY", "UNCOMPRESSED"),
+        (pa.array(np.arange(ROWS) % 10), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array(RANDOM.integers(0, 1000, ROWS)), "RLE_DICTIONARY", "UNCOMPRESSED"),
+        (pa.array(RANDOM.integers(0, 10, ROWS) * 10**12), "RLE_DICTIONARY", "UNCOMPRESSED"),
+        (pa.array(RANDOM.integers(0, 10, ROWS) / 3), "RLE_DICTIONARY", "UNCOMPRESSED"),
         (pa.array(np.where(np.arange(ROWS) % 20 < 19, 7, np.arange(ROWS) % 20)), "RLE_DICTIONARY", "ZSTD"),
         (pa.array([f"city {i % 9}" for i in range(ROWS)]), "RLE_DICTIONARY", "ZSTD"),
         (pa.array(np.arange(ROWS) % 2 == 0), "PLAIN", "ZSTD"),
@@ -61,6 +64,26 @@ def test_least_and_greatest_are_noted_but_of_texts_that_hardly_repeat_and_are_no
     group = written(table(k=texts, c=texts, few=few, n=pa.array(np.arange(ROWS))), key=("k",))
     found = {group.column(i).path_in_schema: group.column(i).is_stats_set for i in range(group.num_columns)}
     assert found == {"k": True, "c": False, "few": True, "n": True, "_vnode": True, "_op": True, "_seq": True}
+
+
+def test_columns_of_a_segment_in_long_runs_have_a_dictionary_and_others_differences() -> None:
+    runs = {"_vnode": np.sort(RANDOM.integers(0, 50, ROWS)), "_op": np.ones(ROWS), "_seq": np.zeros(ROWS)}
+    short = {"_vnode": np.sort(RANDOM.integers(0, ROWS, ROWS)), "_op": np.ones(ROWS), "_seq": RANDOM.permutation(ROWS)}
+    for columns, expected in ((runs, ["_vnode", "_op", "_seq"]), (short, ["_op"])):
+        packed = packing(pa.table({n: v.astype(np.int64) for n, v in columns.items()}))
+        assert packed["use_dictionary"] == expected
+        assert list(packed.get("column_encoding", ())) == [n for n in columns if n not in expected]
+        assert set(packed["compression"].values()) == {"none"}
+
+
+def test_small_tables_are_not_looked_at() -> None:
+    few = table(k=pa.array(["k"] * ROWS), c=pa.array(["c"] * ROWS)).slice(0, 10)
+    assert is_small(few.schema, few.nbytes) and not is_small(few.schema, 1 << 20)
+    packed = unpacked(few.schema, ("k",))
+    assert packed["use_dictionary"] == [] and set(packed["compression"].values()) == {"none"}
+    assert packed["write_statistics"] == ["k", "_vnode", "_op", "_seq"]
+    nested = pa.schema([pa.field("c", pa.list_(pa.int32()))])  # whose leaves have other names
+    assert not is_small(nested, 10)
 
 
 def test_differences_are_counted_in_bits() -> None:

@@ -65,7 +65,6 @@ def test_columns_that_come_in_compact_types_are_those_of_the_table_in_the_file(t
             "id": pa.array(range(5_000), pa.int64()),
             "price": pa.array(prices, pa.decimal128(12, 2)),
             "kind": pa.array(kinds),
-            VNODE: pa.array(sorted(i % 16 for i in range(5_000)), pa.int32()),
             OP: pa.array([1] * 5_000, pa.int8()),
             SEQ: pa.array([0] * 5_000, pa.int64()),
         }
@@ -75,9 +74,7 @@ def test_columns_that_come_in_compact_types_are_those_of_the_table_in_the_file(t
     data_dir = DataDir(str(tmp_path))
     packed: dict[str, object] = {}
     paths = [
-        write_segment(
-            data_dir, 1, schema, rows, kind="base", vnode_count=16, path=name, ordered=True, packed=packed
-        ).path
+        write_segment(data_dir, 1, schema, rows, kind="base", vnode_count=16, path=name, packed=packed).path
         for name, rows in (("plain.parquet", plain), ("compact.parquet", compact))
     ]
     as_plain, as_compact = (pq.ParquetFile(tmp_path / path) for path in paths)

@@ -21,11 +21,11 @@ from headwater.connectors.postgres.textscan import (
     Bytes,
     Found,
     Longs,
-    compiled,
     negated,
     times,
 )
 from headwater.connectors.postgres.types import INFINITY_DAYS, INFINITY_MICROS
+from headwater.storage.compiled import compiled
 
 _DAYS_TO_2000: Final = 10_957
 _MICROS_TO_2000: Final = 946_684_800_000_000

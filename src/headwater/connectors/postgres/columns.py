@@ -120,15 +120,13 @@ def _decimals(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> p
 
 def _offsets(plan: ColumnPlan, sizes: Longs) -> NDArray[np.int32]:
     """Where each value goes in a buffer that holds all of them, and the buffer's size at the end."""
-    ends = np.cumsum(np.maximum(sizes, 0))
-    if ends.size and ends[-1] > MAX_COLUMN_BYTES:
+    offsets = np.empty(sizes.size + 1, np.int32)
+    if scan.text_offsets(sizes, offsets) > MAX_COLUMN_BYTES:
         raise DefiniteError(
             "BATCH_TOO_LARGE",
             f"column {plan.name} has more than 2 GiB in one block",
             hint="decode smaller blocks",
         )
-    offsets = np.zeros(sizes.size + 1, np.int32)
-    offsets[1:] = ends
     return offsets
 
 
@@ -197,6 +195,13 @@ def _arrays(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.
 # -- the binary form ------------------------------------------------------------------------------------------------
 
 
+def _binary_raw(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
+    """What is the same bytes in both forms, but that bytes are printed as hexadecimal digits."""
+    if plan.kind is Kind.BYTES:
+        return _strings(plan, data, starts, lengths, pa.binary())
+    return _texts(plan, data, starts, lengths)
+
+
 def _binary_jsonb(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) -> pa.Array:
     """The text behind one byte that says its version."""
     given = np.flatnonzero(lengths >= 0)
@@ -233,6 +238,7 @@ def _binary_uuids(plan: ColumnPlan, data: Bytes, starts: Longs, lengths: Longs) 
 
 
 _BINARY_DECODERS: Final[dict[Wire, Callable[[ColumnPlan, Bytes, Longs, Longs], pa.Array]]] = {
+    Wire.RAW: _binary_raw,
     Wire.NUMERIC: _binary_numerics,
     Wire.JSONB: _binary_jsonb,
     Wire.UUID: _binary_uuids,

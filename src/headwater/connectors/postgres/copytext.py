@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from headwater.connectors.postgres.columns import decode_column
 from headwater.connectors.postgres.rowhash import row_ids
-from headwater.connectors.postgres.textscan import Bytes, Longs, compiled
+from headwater.connectors.postgres.textscan import Bytes, Longs
 from headwater.connectors.postgres.types import ColumnPlan
 from headwater.errors import DefiniteError
 from headwater.model.schema import ROW_ID
+from headwater.storage.compiled import compiled
 
 _ESCAPED: Final = np.arange(256, dtype=np.uint8)
 for _letter, _byte in zip(b"bfnrtv", b"\b\f\n\r\t\v", strict=True):

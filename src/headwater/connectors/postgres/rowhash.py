@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.connectors.postgres.textscan import Bytes, Longs, compiled
+from headwater.connectors.postgres.textscan import Bytes, Longs
+from headwater.storage.compiled import compiled
 
 Words = NDArray[Any]  # of uint64
 _HEX: Final = np.frombuffer(b"0123456789abcdef", np.uint8)

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwater.connectors.postgres.rowscan import find_messages
-from headwater.connectors.postgres.textscan import Bytes, Longs, compiled
+from headwater.connectors.postgres.textscan import Bytes, Longs
 from headwater.connectors.postgres.wire import open_wire, reachable
+from headwater.storage.compiled import compiled
 
 if TYPE_CHECKING:
     import psycopg
@@ -85,15 +86,13 @@ class RowReader:
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:
         return self._raw_blocks() if self.raw else self._libpq_blocks()
 
-    def messages(
-        self, *, most_bytes: int, expected_bytes: int = 0, count: Callable[[int], None] = _not_counted
-    ) -> Generator[Messages]:
+    def messages(self, *, most_bytes: int, count: Callable[[int], None] = _not_counted) -> Generator[Messages]:
         """The same as messages, in pieces of about `most_bytes`; one at least, and one that is the last.
 
         `count` is told, every `block_bytes` or so, how many messages have come since; it may wait, and it may raise.
         """
         if self.raw:
-            return self._raw_messages(most_bytes, min(expected_bytes, most_bytes), count)
+            return self._raw_messages(most_bytes, count)
         return self._libpq_messages(most_bytes, count)
 
     def _libpq_blocks(self) -> Iterator[NDArray[np.uint8]]:
@@ -134,8 +133,9 @@ class RowReader:
         finally:
             wire.close()
 
-    def _raw_messages(self, most_bytes: int, expected_bytes: int, count: Callable[[int], None]) -> Generator[Messages]:
-        wire = _RawRows(self._conn, self._block_bytes, _COPY_DATA if self._forms is None else _DATA_ROW, expected_bytes)
+    def _raw_messages(self, most_bytes: int, count: Callable[[int], None]) -> Generator[Messages]:
+        block_bytes = min(self._block_bytes, most_bytes)
+        wire = _RawRows(self._conn, block_bytes, _COPY_DATA if self._forms is None else _DATA_ROW)
         try:
             query = self._statement
             wire.send(_simple_query(query) if self._forms is None else _extended_query(query, self._forms))
@@ -182,12 +182,12 @@ class _RawRows:
     are few (at the beginning and the end, and notices), so they are handled in Python.
     """
 
-    def __init__(self, conn: psycopg.Connection[Any], block_bytes: int, frame: int, expected_bytes: int = 0) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], block_bytes: int, frame: int) -> None:
         self._conn = conn
         self._frame = frame
         self._block_bytes = block_bytes
         self._wire = open_wire(conn)
-        self._buffer = np.empty(max(block_bytes, expected_bytes), np.uint8)
+        self._buffer = np.empty(block_bytes + _LEAST_ROOM, np.uint8)
         self._received = 0
         self._used = 0  # buffer[:used] holds bytes that were received
         self._at = 0  # of which buffer[:at] have been handled
@@ -264,7 +264,7 @@ class _RawRows:
         count(found - told)
         data = self._buffer[: self._at]
         if not self._done:
-            self._begin_anew(min(self._buffer.size, most_bytes + self._block_bytes))
+            self._begin_anew(self._block_bytes + _LEAST_ROOM)
         return Messages(data, starts[:found], ends[:found], self._done)
 
     def _make_room_behind(self) -> None:

@@ -1,18 +1,16 @@
-"""The compiled pass over rows as the server sends them that puts every value where its column wants it.
+"""The compiled pass over rows as the server sends them: every value goes to its column.
 
     message   ┌ fields ┬ length ┬ value ┬ length ┬ value ┬ …        row i of the copy, wherever it begins
               └────────┴────────┴───────┴────────┴───────┴
-    scratch   [ value of the block's first row, of its second, … ]  for each column; stays in a core's cache
-    column    [ … value … ]                                          at `places[i]`, in the order of a segment
+    column    [ value of the first row, of the second, … ]
 
-Rows are read once, in the order in which they came, a block of them at a time; then each column's values of the block
-go to their places, up to as many as there are vnodes, near which the next ones go too. Columns that are decoded first
-and sorted afterwards cost twice as much, since they go through memory twice more.
+A block of rows at a time, which stays in a core's cache, is read column by column: first the values are found, and
+where the next ones begin, then they are converted. So each loop does one thing for many rows that do not wait for each
+other; row by row, with a choice by the column's kind for each value, it took twice as long.
 
-All columns lie in one arena, the scratch too, which is passed in several widths, for compiled code knows no array of
-arrays: what a column is (`kinds`), and where it begins, counted in its own width (`scratch`, `bases`), say the rest.
-Of texts and of values that `columns.py` decodes the pass notes where they are; `wirerows.py` lays the arena out and
-makes Arrow columns of it.
+All columns lie in one arena, which is passed in several widths, for compiled code knows no array of arrays: what a
+column is (`kinds`), and where it begins, counted in its own width (`bases`), say the rest. Of values that `columns.py`
+decodes the pass notes where they are; `wirerows.py` lays the arena out and makes Arrow columns of it.
 """
 
 from __future__ import annotations
@@ -33,40 +31,37 @@ from headwater.connectors.postgres.binaryscan import (
 from headwater.connectors.postgres.textscan import (
     FINE,
     MALFORMED,
+    NOT_SMALL,
     Bytes,
     Longs,
-    compiled,
     decimal_of_text,
     int_of,
+    small_decimal,
 )
+from headwater.storage.compiled import compiled
 
-# What a column is. The compiled code tests them in this order.
-SKIPPED: Final = 0
+# What a column is.
 EIGHT: Final = 1  # bytes of a number
 FOUR: Final = 2
 TWO: Final = 3
-TEXT: Final = 4  # its lengths are placed; where it begins is noted in `fields`, in the order of the rows
-BOOL: Final = 5  # a byte of the scratch, a bit of the column
-TIMESTAMP: Final = 6
-DECIMAL: Final = 7
-DECIMAL_TEXT: Final = 8
-DATE: Final = 9
-OID: Final = 10
-FIELD: Final = 11  # where it begins is placed, and its length: -1 for NULL
-EIGHT_TEXT: Final = 12  # a number's digits; it is stored in so many bytes
-FOUR_TEXT: Final = 13
-TWO_TEXT: Final = 14
-BOOL_TEXT: Final = 15
+BOOL: Final = 4
+TIMESTAMP: Final = 5
+DECIMAL: Final = 6
+DECIMAL_TEXT: Final = 7
+DATE: Final = 8
+OID: Final = 9
+FIELD: Final = 10  # where it begins is noted, and its length: -1 for NULL
+EIGHT_TEXT: Final = 11  # a number's digits; it is stored in so many bytes
+FOUR_TEXT: Final = 12
+TWO_TEXT: Final = 13
+BOOL_TEXT: Final = 14
+
+ANY_LENGTH: Final = 1 << 40  # more than any
 
 NARROW_DIGITS: Final = 18  # a decimal of up to so many is stored in 8 bytes, else in 16
 
-MOST_WORDS: Final = 1024  # of a column; with more of them, or longer ones, it is no longer worth it
-WORD_BYTES: Final = 255
-WORD_SLOTS: Final = 4 * MOST_WORDS
-WORD_PROBES: Final = 32  # slots that are looked at for a word; so many are only taken where somebody made it so
-_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
-
 ROW_MALFORMED: Final = -1  # instead of a column's number: the row has another number of fields, or is not whole
+_NULL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)  # where no value begins
 
 
 @compiled
@@ -92,12 +87,13 @@ class Columns(NamedTuple):
     """What the pass is told about the columns; compiled code takes it for so many arguments."""
 
     kinds: Longs
-    scratch: Longs
+    sizes: Longs
+    """How long each value is; ANY_LENGTH."""
     bases: Longs
     limits: NDArray[Any]
     """(precision, scale) of decimals, the (least, greatest) of integers whose digits are read."""
     slots: Longs
-    """A column's row of `fields`."""
+    """A column's first row of `fields`."""
     arena: Bytes
     arena2: NDArray[Any]
     arena4: NDArray[Any]
@@ -109,261 +105,193 @@ class Columns(NamedTuple):
 
 
 @compiled
-def place_rows(
-    data: Bytes, starts: Longs, ends: Longs, places: Longs, columns: Columns, last: int, block: int
-) -> tuple[int, int]:
-    """Place the values of all rows, `block` rows at a time; (column, fault) of the first value that cannot be.
-
-    Columns behind `last` are not looked at, and then neither is the row's end.
-    """
+def read_rows(data: Bytes, starts: Longs, ends: Longs, columns: Columns, block: int) -> tuple[int, int]:
+    """Read all rows, `block` rows at a time; (column, fault) of a value that cannot be read."""
+    values, following = np.empty((2, block), np.uint64)
+    lengths = np.empty(block, np.int32)
     for first in range(0, starts.size, block):
         after = min(first + block, starts.size)
-        column, fault = _read_block(data, starts, ends, places, first, after, columns, last)
-        if fault != FINE:
-            return column, fault
-        for c in range(last + 1):
-            _place_block(c, places[first:after], columns)
+        block_ends = ends[first:after]
+        if not _begin_rows(data, starts[first:after], block_ends, columns.kinds.size, following):
+            return ROW_MALFORMED, MALFORMED
+        for c in range(columns.kinds.size):
+            found = _find_values(data, block_ends, columns.sizes[c], following, values, lengths)
+            if found < 0:
+                return (ROW_MALFORMED if found == -1 else c), MALFORMED
+            if found:
+                columns.nulls[c] += found
+                _note_nulls(values[: after - first], first, columns.valid[c])
+            fault = _convert(c, data, values[: after - first], lengths, first, columns)
+            if fault != FINE:
+                return c, fault
+        for r in range(np.uint64(after - first)):
+            if following[r] != np.uint64(block_ends[r]):
+                return ROW_MALFORMED, MALFORMED
     return 0, FINE
 
 
 @compiled
-def _read_block(
-    data: Bytes, starts: Longs, ends: Longs, places: Longs, first: int, after: int, columns: Columns, last: int
-) -> tuple[int, int]:
-    """Read rows into the scratch; fields and validity go to their places at once.
+def _begin_rows(data: Bytes, starts: Longs, ends: Longs, fields: int, following: Any) -> bool:
+    for r in range(np.uint64(starts.size)):
+        p = np.uint64(starts[r])
+        if p + np.uint64(2) > np.uint64(ends[r]) or two(data, p) != fields:
+            return False
+        following[r] = p + np.uint64(2)
+    return True
 
-    One long function on purpose, with what the loop needs taken out of the tuple before: as functions of their own,
-    inlined or not, its branches took three to six times as long.
+
+@compiled
+def _find_values(data: Bytes, ends: Longs, size: int, following: Any, values: Any, lengths: Any) -> int:
+    """Where the next value of each row begins, and its length; `following` goes behind it.
+
+    Gives how many are NULL; -1: a row is not whole, -2: a value has not the size that it should.
     """
-    kinds, scratch, slots = columns.kinds, columns.scratch, columns.slots
-    arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
-    fields, limits = columns.fields, columns.limits
-    ncols = kinds.size
-    for i in range(first, after):
-        p, end = np.uint64(starts[i]), np.uint64(ends[i])
-        if p + np.uint64(2) > end or two(data, p) != ncols:
-            return ROW_MALFORMED, MALFORMED
-        p += np.uint64(2)
-        row = np.uint64(i - first)
-        for c in range(last + 1):
-            if p + np.uint64(4) > end:
-                return ROW_MALFORMED, MALFORMED
-            length = four(data, p)
-            p += np.uint64(4)
-            if length > 0 and p + np.uint64(length) > end:
-                return ROW_MALFORMED, MALFORMED
-            kind = kinds[c]
-            at = np.uint64(scratch[c]) + row
-            # Where a length is known it is tested and not added: the next field can be read before this one's is.
-            if length < 0:
-                if kind != SKIPPED:
-                    to = np.uint64(places[i])
-                    columns.nulls[c] += 1
-                    columns.valid[c, to >> np.uint64(3)] &= ~np.uint8(np.uint8(1) << np.uint8(to & np.uint64(7)))
-                    _read_null(c, at, row, columns)
-                    if kind == FIELD:
-                        fields[slots[c], to] = 0
-                        fields[slots[c] + 1, to] = -1
-            elif kind == EIGHT:
-                if length != 8:
-                    return c, MALFORMED
-                arena8[at] = eight(data, p)
-                p += np.uint64(8)
-            elif kind == FOUR:
-                if length != 4:
-                    return c, MALFORMED
-                arena4[at] = four(data, p)
-                p += np.uint64(4)
-            elif kind == TWO:
-                if length != 2:
-                    return c, MALFORMED
-                arena2[at] = two(data, p)
-                p += np.uint64(2)
-            elif kind == TEXT:
-                arena4[at] = length
-                fields[slots[c], i] = p
-                p += np.uint64(length)
-            elif kind == BOOL:
-                if length != 1:
-                    return c, MALFORMED
-                arena[at] = data[p]
-                p += np.uint64(1)
-            elif kind == TIMESTAMP:
-                if length != 8:
-                    return c, MALFORMED
-                value, fault = timestamp_of(data, p)
-                if fault != FINE:
-                    return c, fault
-                arena8[at] = value
-                p += np.uint64(8)
-            elif DECIMAL <= kind <= DECIMAL_TEXT:
-                if kind == DECIMAL:
-                    low, high, fault = decimal_of(data, p, length, limits[c, 0], limits[c, 1])
-                else:
-                    low, high, fault = decimal_of_text(data, p, length, limits[c, 0], limits[c, 1])
-                if fault != FINE:
-                    return c, fault
-                if limits[c, 0] <= NARROW_DIGITS:
-                    arena8[at] = low
-                else:
-                    arena8[at + row] = low
-                    arena8[at + row + np.uint64(1)] = high
-                p += np.uint64(length)
-            elif kind == DATE:
-                if length != 4:
-                    return c, MALFORMED
-                arena4[at] = date_of(data, p)
-                p += np.uint64(4)
-            elif kind == OID:
-                if length != 4:
-                    return c, MALFORMED
-                arena8[at] = np.int64(np.uint32(four(data, p)))
-                p += np.uint64(4)
-            elif kind == FIELD:
-                to = np.uint64(places[i])
-                fields[slots[c], to] = p
-                fields[slots[c] + 1, to] = length
-                p += np.uint64(length)
-            elif EIGHT_TEXT <= kind <= TWO_TEXT:
-                value, fault = int_of(data, p, length, limits[c, 0], limits[c, 1])
-                if fault != FINE:
-                    return c, fault
-                if kind == EIGHT_TEXT:
-                    arena8[at] = value
-                elif kind == FOUR_TEXT:
-                    arena4[at] = value
-                else:
-                    arena2[at] = value
-                p += np.uint64(length)
-            elif kind == BOOL_TEXT:
-                if length != 1 or (data[p] != 116 and data[p] != 102):
-                    return c, MALFORMED
-                arena[at] = data[p] == 116
-                p += np.uint64(1)
-            else:
-                p += np.uint64(length)
-        if last == ncols - 1 and p != end:
-            return ROW_MALFORMED, MALFORMED
-    return 0, FINE
-
-
-@compiled
-def _read_null(column: int, at: Any, row: Any, columns: Columns) -> None:
-    """Zeros under a NULL: the arena is fresh memory, and what is under a NULL is written to files."""
-    kind = columns.kinds[column]
-    if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT):
-        columns.arena8[at] = 0
-    elif kind in (FOUR, DATE, TEXT, FOUR_TEXT):
-        columns.arena4[at] = 0
-    elif kind in (TWO, TWO_TEXT):
-        columns.arena2[at] = 0
-    elif kind in (BOOL, BOOL_TEXT):
-        columns.arena[at] = 0
-    elif kind in (DECIMAL, DECIMAL_TEXT) and columns.limits[column, 0] <= NARROW_DIGITS:
-        columns.arena8[at] = 0
-    elif kind in (DECIMAL, DECIMAL_TEXT):
-        columns.arena8[at + row] = 0
-        columns.arena8[at + row + np.uint64(1)] = 0
-
-
-@compiled
-def _place_block(column: int, places: Longs, columns: Columns) -> None:
-    """Take a column's values of a block from the scratch to their places."""
-    arena, arena2, arena4, arena8 = columns.arena, columns.arena2, columns.arena4, columns.arena8
-    kind, count = columns.kinds[column], np.uint64(places.size)
-    at, to = np.uint64(columns.scratch[column]), np.uint64(columns.bases[column])
-    narrow = kind in (DECIMAL, DECIMAL_TEXT) and columns.limits[column, 0] <= NARROW_DIGITS
-    if kind in (EIGHT, TIMESTAMP, OID, EIGHT_TEXT) or narrow:
-        for r in range(count):
-            arena8[to + np.uint64(places[r])] = arena8[at + r]
-    elif kind in (FOUR, DATE, FOUR_TEXT):
-        for r in range(count):
-            arena4[to + np.uint64(places[r])] = arena4[at + r]
-    elif kind == TEXT:  # the first of its offsets is 0
-        for r in range(count):
-            arena4[to + np.uint64(places[r]) + np.uint64(1)] = arena4[at + r]
-    elif kind in (TWO, TWO_TEXT):
-        for r in range(count):
-            arena2[to + np.uint64(places[r])] = arena2[at + r]
-    elif kind in (DECIMAL, DECIMAL_TEXT):
-        for r in range(count):
-            place = to + np.uint64(2) * np.uint64(places[r])
-            arena8[place] = arena8[at + r + r]
-            arena8[place + np.uint64(1)] = arena8[at + r + r + np.uint64(1)]
-    elif kind in (BOOL, BOOL_TEXT):
-        for r in range(count):
-            if arena[at + r] != 0:
-                place = np.uint64(places[r])
-                arena[to + (place >> np.uint64(3))] |= np.uint8(np.uint8(1) << np.uint8(place & np.uint64(7)))
-
-
-@compiled
-def place_texts(data: Bytes, starts: NDArray[Any], places: Longs, offsets: NDArray[np.int32], out: Bytes) -> None:
-    """Copy the texts that begin at `starts` to where `offsets` has them."""
-    for i in range(places.size):
-        to = np.uint64(places[i])
-        at = np.uint64(offsets[to])
-        size = np.uint64(offsets[to + np.uint64(1)]) - at
-        start = np.uint64(starts[i])
-        for k in range(size):
-            out[at + k] = data[start + k]
-
-
-@compiled
-def place_words(
-    data: Bytes,
-    starts: NDArray[Any],
-    places: Longs,
-    lengths: NDArray[np.int32],
-    numbers: NDArray[np.int32],
-    words: Longs,
-) -> int:
-    """Number the different texts that begin at `starts`, in the order in which they come, and place the numbers.
-
-    `words` is filled with the (start, length) of each. Gives how many there are; -1 where they are too many, or long.
-    """
-    k: Any
-    slots = np.full(WORD_SLOTS, -1, np.int32)
-    hashes = np.empty(MOST_WORDS, np.uint64)
-    count = 0
-    for i in range(places.size):
-        to = np.uint64(places[i])
-        length = np.int64(lengths[to])
-        if length > WORD_BYTES:
+    nulls = 0
+    whole = np.uint64(4 + size)
+    for r in range(np.uint64(ends.size)):
+        p, end = following[r], np.uint64(ends[r])
+        if p + np.uint64(4) > end:
             return -1
-        p = np.uint64(starts[i]) if length > 0 else np.uint64(0)  # under a NULL there is none
-        mixed = np.uint64(length)
-        whole = np.uint64(length & ~7)
-        for k in range(np.uint64(0), whole, np.uint64(8)):
-            mixed = (mixed ^ np.uint64(eight(data, p + k))) * _MIX
-            mixed ^= mixed >> np.uint64(29)
-        rest = np.uint64(0)
-        for k in range(whole, np.uint64(length)):
-            rest = (rest << np.uint64(8)) | np.uint64(data[p + k])
-        mixed = (mixed ^ rest) * _MIX
-        slot = mixed >> np.uint64(52)
-        probes = 0
-        while True:
-            word = np.uint64(slots[slot])
-            if slots[slot] < 0:
-                if count == MOST_WORDS:
-                    return -1
-                word = np.uint64(count)
-                words[word, 0], words[word, 1] = p, length
-                hashes[word] = mixed
-                slots[slot] = count
-                count += 1
-                break
-            if hashes[word] == mixed and words[word, 1] == length:
-                q = np.uint64(words[word, 0])
-                k = np.uint64(0)
-                while k < np.uint64(length) and data[q + k] == data[p + k]:
-                    k += np.uint64(1)
-                if k == np.uint64(length):
-                    break
-            probes += 1
-            if probes == WORD_PROBES:
+        length = four(data, p)
+        if length == size and p + whole <= end:
+            values[r] = p + np.uint64(4)
+            following[r] = p + whole
+        elif length == -1:
+            values[r] = _NULL
+            following[r] = p + np.uint64(4)
+            nulls += 1
+        else:
+            if length < 0 or p + np.uint64(4) + np.uint64(length) > end:
                 return -1
-            slot = (slot + np.uint64(1)) & np.uint64(WORD_SLOTS - 1)
-        numbers[to] = word
-    return count
+            if size != ANY_LENGTH:
+                return -2
+            values[r] = p + np.uint64(4)
+            following[r] = p + np.uint64(4) + np.uint64(length)
+        lengths[r] = length
+    return nulls
+
+
+@compiled
+def _note_nulls(values: Any, first: int, valid: Any) -> None:
+    for r in range(np.uint64(values.size)):
+        if values[r] == _NULL:
+            row = np.uint64(first) + r
+            valid[row >> np.uint64(3)] &= ~np.uint8(np.uint8(1) << np.uint8(row & np.uint64(7)))
+
+
+@compiled
+def _convert(column: int, data: Bytes, values: Any, lengths: Any, first: int, columns: Columns) -> Any:
+    """The values of a block, or where they are, to their column.
+
+    Zeros under a NULL: the arena is fresh memory, and what is under a NULL is written to files.
+    """
+    kind = columns.kinds[column]
+    to = np.uint64(columns.bases[column] + first)
+    count = np.uint64(values.size)
+    arena4, arena8 = columns.arena4, columns.arena8
+    if kind == EIGHT:
+        for r in range(count):
+            arena8[to + r] = eight(data, values[r]) if values[r] != _NULL else np.int64(0)
+    elif kind == FOUR:
+        for r in range(count):
+            arena4[to + r] = four(data, values[r]) if values[r] != _NULL else np.int32(0)
+    elif kind == TWO:
+        for r in range(count):
+            columns.arena2[to + r] = two(data, values[r]) if values[r] != _NULL else np.int16(0)
+    elif kind == TIMESTAMP:
+        for r in range(count):
+            arena8[to + r] = 0
+            if values[r] != _NULL:
+                arena8[to + r], fault = timestamp_of(data, values[r])
+                if fault != FINE:
+                    return fault
+    elif kind == FIELD:
+        return _note_fields(columns.slots[column], values, lengths, first, columns.fields)
+    elif kind in (DECIMAL, DECIMAL_TEXT):
+        return _convert_decimals(column, data, values, lengths, first, columns)
+    elif kind == DATE:
+        for r in range(count):
+            arena4[to + r] = date_of(data, values[r]) if values[r] != _NULL else np.int64(0)
+    elif kind == OID:
+        for r in range(count):
+            arena8[to + r] = np.int64(np.uint32(four(data, values[r]))) if values[r] != _NULL else np.int64(0)
+    elif kind in (BOOL, BOOL_TEXT):
+        return _convert_bools(kind, data, values, first, columns.arena[columns.bases[column] :])
+    else:
+        return _convert_digits(column, data, values, lengths, first, columns)
+    return FINE
+
+
+@compiled
+def _note_fields(slot: int, values: Any, lengths: Any, first: int, fields: Any) -> int:
+    starts, sizes = fields[slot, first:], fields[slot + 1, first:]
+    for r in range(np.uint64(values.size)):
+        starts[r] = values[r] if values[r] != _NULL else np.uint64(0)
+        sizes[r] = lengths[r]
+    return FINE
+
+
+@compiled
+def _convert_bools(kind: int, data: Bytes, values: Any, first: int, out: Bytes) -> int:
+    """Bits of zeroed memory are set."""
+    for r in range(np.uint64(values.size)):
+        if values[r] == _NULL:
+            continue
+        value = data[values[r]]
+        if kind == BOOL_TEXT:
+            if value != 116 and value != 102:
+                return MALFORMED
+            value = np.uint8(value == 116)
+        if value != 0:
+            row = np.uint64(first) + r
+            out[row >> np.uint64(3)] |= np.uint8(np.uint8(1) << np.uint8(row & np.uint64(7)))
+    return FINE
+
+
+@compiled
+def _convert_decimals(column: int, data: Bytes, values: Any, lengths: Any, first: int, columns: Columns) -> Any:
+    as_text = columns.kinds[column] == DECIMAL_TEXT
+    precision, scale = columns.limits[column, 0], columns.limits[column, 1]
+    narrow = precision <= NARROW_DIGITS
+    to = np.uint64(columns.bases[column] + (first if narrow else 2 * first))
+    arena8 = columns.arena8
+    for r in range(np.uint64(values.size)):
+        low, high, fault = np.uint64(0), np.uint64(0), FINE
+        if values[r] == _NULL:
+            pass
+        elif as_text:
+            few = small_decimal(data, values[r], lengths[r], precision, scale)
+            if few != NOT_SMALL:
+                low, high = np.uint64(few), np.uint64(few >> np.int64(63))
+            else:
+                low, high, fault = decimal_of_text(data, values[r], lengths[r], precision, scale)
+        else:
+            low, high, fault = decimal_of(data, values[r], lengths[r], precision, scale)
+        if fault != FINE:
+            return fault
+        if narrow:
+            arena8[to + r] = low
+        else:
+            arena8[to + r + r] = low
+            arena8[to + r + r + np.uint64(1)] = high
+    return FINE
+
+
+@compiled
+def _convert_digits(column: int, data: Bytes, values: Any, lengths: Any, first: int, columns: Columns) -> Any:
+    kind = columns.kinds[column]
+    least, greatest = columns.limits[column, 0], columns.limits[column, 1]
+    to = np.uint64(columns.bases[column] + first)
+    for r in range(np.uint64(values.size)):
+        value, fault = np.int64(0), FINE
+        if values[r] != _NULL:
+            value, fault = int_of(data, values[r], lengths[r], least, greatest)
+            if fault != FINE:
+                return fault
+        if kind == EIGHT_TEXT:
+            columns.arena8[to + r] = value
+        elif kind == FOUR_TEXT:
+            columns.arena4[to + r] = value
+        else:
+            columns.arena2[to + r] = value
+    return FINE

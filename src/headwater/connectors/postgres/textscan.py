@@ -7,19 +7,18 @@ allocates, and turns a fault into an error that names the column.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from headwater.connectors.postgres.types import INFINITY_DAYS, INFINITY_MICROS
+from headwater.storage.bytecopy import copy_bytes, load_eight
+from headwater.storage.compiled import compiled, inlined
 
 Bytes = NDArray[Any]  # of uint8; an element is Any, since compiled code and mypy disagree about its arithmetic
 Longs = NDArray[Any]  # of int64
 Found = tuple[int, int]
-F = TypeVar("F", bound=Callable[..., Any])
 
 FINE: Final = 0
 MALFORMED: Final = 1  # not the text that Postgres prints under our session settings
@@ -32,15 +31,24 @@ _DAY_MICROS: Final = 86_400_000_000
 _LAST_DAY: Final = 106_751_991  # days of the largest int64 of microseconds
 _LAST_DAY_MICROS: Final = 14_454_775_807  # and the microseconds of that day, which mean infinity
 _INT64_TENTH: Final = -922_337_203_685_477_580
+NOT_SMALL: Final = np.int64(1 << 62)
+_ALL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)  # words of eight characters
+_ZEROS: Final = np.uint64(0x3030303030303030)
+_SIXES: Final = np.uint64(0x0606060606060606)
+_THREES: Final = np.uint64(0x3333333333333333)
+_HIGH_HALVES: Final = np.uint64(0xF0F0F0F0F0F0F0F0)
+_LOW_HALVES: Final = np.uint64(0x0F0F0F0F0F0F0F0F)
 
 
-def compiled(function: F) -> F:
-    """Compile at the first call; keep the machine code beside the source or in NUMBA_CACHE_DIR, where possible."""
-    try:
-        made: F = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # numba finds no writable place for its cache (a read-only installation)
-        made = numba.njit(nogil=True)(function)
-    return made
+@compiled
+def text_offsets(lengths: Longs, offsets: Any) -> int:
+    """Where each value goes in a buffer that holds all of them; gives the buffer's size, which may be too large."""
+    total = np.int64(0)
+    for i in range(np.uint64(lengths.size)):
+        offsets[i] = total
+        total += max(np.int64(lengths[i]), np.int64(0))
+    offsets[lengths.size] = total
+    return int(total)
 
 
 @compiled
@@ -48,11 +56,7 @@ def gather(data: Bytes, starts: Longs, lengths: Longs, offsets: NDArray[np.int32
     """Copy the values one after the other to `out`; `offsets` says where each goes."""
     for i in range(starts.size):
         if lengths[i] > 0:
-            # Unsigned, since an index that may be negative is tested for each byte: eight times slower.
-            at = np.uint64(offsets[i])
-            start = np.uint64(starts[i])
-            for k in range(np.uint64(lengths[i])):
-                out[at + k] = data[start + k]
+            copy_bytes(data, np.uint64(starts[i]), out, np.uint64(offsets[i]), np.uint64(lengths[i]))
 
 
 @compiled
@@ -70,6 +74,26 @@ def parse_bools(data: Bytes, starts: Longs, lengths: Longs, out: NDArray[np.bool
     return -1, FINE
 
 
+@inlined
+def _last_eight(data: Bytes, end: Any, n: Any) -> Any:
+    """The `n` characters before `end` as a word of eight, behind zeros; n is 1 to 8, and end at least 8."""
+    unwanted = (np.uint64(8) - n) << np.uint64(3)
+    wanted = (_ALL >> unwanted) << unwanted
+    return (load_eight(data, end - np.uint64(8)) & wanted) | (_ZEROS & ~wanted)
+
+
+@inlined
+def _eight_digits(word: Any) -> Any:
+    """The number that eight characters are, the first one in the lowest byte; -1 if not all of them are digits."""
+    if ((word & _HIGH_HALVES) | (((word + _SIXES) & _HIGH_HALVES) >> np.uint64(4))) != _THREES:
+        return np.int64(-1)
+    word = (word & _LOW_HALVES) * np.uint64(10) + ((word & _LOW_HALVES) >> np.uint64(8))
+    pairs = word & np.uint64(0x00FF00FF00FF00FF)
+    fours = pairs * np.uint64(100) + (pairs >> np.uint64(16))
+    fours &= np.uint64(0x0000FFFF0000FFFF)
+    return np.int64((fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF))
+
+
 @compiled
 def int_of(data: Bytes, start: Any, n: int, low: int, high: int) -> Any:
     """(value, fault) of a decimal integer in `low .. high`."""
@@ -80,6 +104,11 @@ def int_of(data: Bytes, start: Any, n: int, low: int, high: int) -> Any:
         p += np.uint64(1)
     if p == end:
         return 0, MALFORMED
+    if end - p <= np.uint64(8) and end >= np.uint64(8):
+        few = _eight_digits(_last_eight(data, end, end - p))
+        if few >= 0:  # else the loop says what is wrong
+            few = -few if negative else few
+            return few, FINE if low <= few <= high else OUT_OF_RANGE
     acc: Any = 0  # negative throughout: the minimum has no positive twin
     while p < end:
         d = np.int64(data[p]) - 48
@@ -294,6 +323,33 @@ def _wide_decimal(data: Bytes, p: Any, end: Any, zeros: int) -> tuple[np.uint64,
             zeros -= 1
         low, high = times(low, high, ten, digit)
     return low, high
+
+
+@inlined
+def small_decimal(data: Bytes, p: Any, length: Any, precision: int, scale: int) -> Any:
+    """A numeric of up to eight characters, with as many digits behind its point as it should have; else NOT_SMALL.
+
+    Most are, and to be looked at first: small enough to become part of a loop, it takes a third of `decimal_of_text`.
+    """
+    negative = np.uint64(1) if length > 0 and data[p] == 45 else np.uint64(0)
+    n, end = np.uint64(length) - negative, p + np.uint64(length)
+    point = np.uint64(1) if scale > 0 else np.uint64(0)
+    if n > np.uint64(8) or end < np.uint64(8) or n < np.uint64(scale) + np.uint64(1) + point:
+        return NOT_SMALL
+    if np.int64(n - point) > precision:
+        return NOT_SMALL
+    word = _last_eight(data, end, n)
+    if scale > 0:
+        at = np.uint64(7 - scale) << np.uint64(3)
+        if (word >> at) & np.uint64(0xFF) != np.uint64(46):
+            return NOT_SMALL
+        ahead = word & ((np.uint64(1) << at) - np.uint64(1))
+        behind = (word >> (at + np.uint64(8))) << (at + np.uint64(8))
+        word = behind | (ahead << np.uint64(8)) | np.uint64(48)
+    few = _eight_digits(word)
+    if few < 0:
+        return NOT_SMALL
+    return -few if negative else few
 
 
 @compiled

@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headwater.connectors.postgres.textscan import Bytes, Longs, compiled
+from headwater.connectors.postgres.textscan import Bytes, Longs
+from headwater.storage.compiled import compiled
 
 UNCHANGED: Final = -2  # length of a TOAST value that was not sent
 ABSENT: Final = -3  # length where there is no such tuple

@@ -5,18 +5,19 @@ of a COPY stands a header, and a row of -1 fields ends it. Nothing is escaped, n
 
 All values of a COPY are binary; of a SELECT each column has the form that costs the server and us less (`forms`).
 
-`rowscan.py` has the pass over the rows. Here: where each column lies in its arena, and Arrow columns made of it.
+`rowscan.py` has the pass over the rows. Here: where each column lies in its arena, and Arrow columns made of it, in
+the order in which rows came; `storage/placing.py` puts them into a segment's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from headwater.connectors.postgres import rowscan as scan
 from headwater.connectors.postgres.columns import (
@@ -26,7 +27,6 @@ from headwater.connectors.postgres.columns import (
     decode_binary_column,
     decode_column,
     read_only,
-    valid_texts,
 )
 from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.textscan import FINE, Bytes, Longs
@@ -37,8 +37,9 @@ _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _FLAGS: Final = 4  # none of which a server sets; then the length of an extension of the header
 _TRAILER: Final = b"\xff\xff"
 _ALIGNED: Final = 64  # bytes, as Arrow has its buffers
-_SCRATCH_BYTES: Final = 384 << 10  # half of what a core's second cache has, mostly
-_LEAST_BLOCK: Final = 64  # rows that are read before they are placed, also of very wide ones
+_BLOCK_ROWS: Final = 2048  # read column by column: what is noted of them, and they, stay in a core's second cache
+_BLOCK_BYTES: Final = 256 << 10  # of wide rows fewer
+_LEAST_BLOCK: Final = 64
 
 TEXT_FORM: Final = 0
 BINARY_FORM: Final = 1
@@ -51,12 +52,8 @@ _KINDS: Final[dict[Wire, int]] = {
     Wire.BOOL: scan.BOOL,
     Wire.OID: scan.OID,
     Wire.DECIMAL: scan.DECIMAL,
-    Wire.RAW: scan.TEXT,
     Wire.DATE: scan.DATE,
     Wire.TIMESTAMP: scan.TIMESTAMP,
-    Wire.NUMERIC: scan.FIELD,
-    Wire.JSONB: scan.FIELD,
-    Wire.UUID: scan.FIELD,
 }
 _NUMBERS: Final = {
     "SMALLINT": scan.TWO,
@@ -70,21 +67,18 @@ _TEXTS: Final = {
     "INT": scan.FOUR_TEXT,
     "BIGINT": scan.EIGHT_TEXT,
     "BOOLEAN": scan.BOOL_TEXT,
-    "STRING": scan.TEXT,
 }
-_UNIT: Final = {  # of others 8 bytes
-    scan.TWO: 2,
+_SIZE: Final = {  # on the wire; others are of any length
+    scan.EIGHT: 8,
     scan.FOUR: 4,
-    scan.DATE: 4,
-    scan.TEXT: 4,
+    scan.TWO: 2,
     scan.BOOL: 1,
-    scan.TWO_TEXT: 2,
-    scan.FOUR_TEXT: 4,
+    scan.TIMESTAMP: 8,
+    scan.DATE: 4,
+    scan.OID: 4,
     scan.BOOL_TEXT: 1,
 }
-_BOOLS: Final = (scan.BOOL, scan.BOOL_TEXT)
-_SLOTS: Final = {scan.TEXT: 1, scan.FIELD: 2}  # rows of `fields` that a column has
-_DECIMALS: Final = (scan.DECIMAL, scan.DECIMAL_TEXT)
+_NO_BYTES: Final = np.empty(0, np.uint8)
 
 
 def has_binary(plans: Sequence[ColumnPlan]) -> bool:
@@ -145,102 +139,40 @@ def _after_header(data: Bytes, at: int) -> int:
     return at + fixed + 4 + int.from_bytes(data[at + fixed : at + fixed + 4].tobytes(), "big")
 
 
-def decode_rows(
-    rows: WireRows,
-    plans: Sequence[ColumnPlan],
-    *,
-    only: Collection[str] | None = None,
-    places: Longs | None = None,
-) -> pa.RecordBatch:
-    """The columns of the statement, or `only` some; row i goes to `places[i]`, or stays in its place."""
-    batch = decode_compact(rows, plans, only=only, places=places)
-    wanted = [p for p in plans if only is None or p.name in only]
-    arrays = [c.cast(p.arrow_type) for c, p in zip(batch.columns, wanted, strict=True)]
+def decode_rows(rows: WireRows, plans: Sequence[ColumnPlan]) -> pa.RecordBatch:
+    """The columns of the statement, in the types of the plans."""
+    batch = RowDecoder(plans, rows.forms).decode(rows)
+    arrays = [c.cast(p.arrow_type) for c, p in zip(batch.columns, plans, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
 
 
-def decode_compact(
-    rows: WireRows,
-    plans: Sequence[ColumnPlan],
-    *,
-    only: Collection[str] | None = None,
-    places: Longs | None = None,
-    words: Collection[str] = (),
-) -> pa.RecordBatch:
-    """The same, in types that take less: decimals of 64 bits, and dictionaries of texts that are known to repeat
-    (`words`), as far as they do."""
-    if rows.nbytes > MAX_COLUMN_BYTES:
-        raise DefiniteError("BATCH_TOO_LARGE", "more than 2 GiB of rows in one piece", hint="decode smaller pieces")
-    wanted = [i for i, plan in enumerate(plans) if only is None or plan.name in only]
-    arena = _Arena(plans, rows.forms or (BINARY_FORM,) * len(plans), wanted, rows.num_rows)
-    arena.fill(rows, np.arange(rows.num_rows) if places is None else places)
-    columns = [arena.column(i, as_words=plans[i].name in words) for i in wanted]
-    return pa.RecordBatch.from_arrays(columns, names=[plans[i].name for i in wanted])
+class RowDecoder:
+    """Decodes pieces of one statement's rows; decimals that fit into 64 bits are `decimal64`, which takes less."""
 
+    def __init__(self, plans: Sequence[ColumnPlan], forms: Sequence[int] | None) -> None:
+        self.plans, self.names = plans, [p.name for p in plans]
+        self.forms = (BINARY_FORM,) * len(plans) if forms is None else forms
+        kinds = [_kind(p, f) for p, f in zip(plans, self.forms, strict=True)]
+        self.kinds = np.array(kinds, np.int64)
+        self.sizes = np.array([_SIZE.get(k, scan.ANY_LENGTH) for k in kinds], np.int64)
+        self.limits = np.array([_limits(p) for p in plans], np.int64).reshape(len(plans), 2)
+        self.stored = [_stored(p, k) for p, k in zip(plans, kinds, strict=True)]
+        fields = [2 if k == scan.FIELD else 0 for k in kinds]
+        self.slots = np.array([sum(fields[:i]) for i in range(len(fields))], np.int64)
+        self.fields = sum(fields)
 
-class _Arena:
-    """The memory of all columns of a batch, and what `rowscan.py` is told about it."""
+    def decode(self, rows: WireRows) -> pa.RecordBatch:
+        if rows.nbytes > MAX_COLUMN_BYTES:
+            raise DefiniteError("BATCH_TOO_LARGE", "more than 2 GiB of rows in one piece", hint="decode smaller pieces")
+        arena = _Arena(self, rows.num_rows)
+        self._fill(arena, rows)
+        return pa.RecordBatch.from_arrays([arena.column(i) for i in range(len(self.plans))], names=self.names)
 
-    def __init__(self, plans: Sequence[ColumnPlan], forms: Sequence[int], wanted: Sequence[int], rows: int) -> None:
-        self.plans, self.forms, self.wanted, self.rows = plans, forms, wanted, rows
-        count = len(plans)
-        self.kinds = np.full(count, scan.SKIPPED, np.int64)
-        self.scratch, self.bases, self.slots, self.nulls = np.zeros((4, count), np.int64)
-        self.limits = np.array([_limits(p) for p in plans], np.int64).reshape(count, 2)
-        self.valid = np.full((count, -(-rows // 8)), 255, np.uint8)
-        kinds = {i: _kind(plans[i], forms[i]) for i in wanted}
-        row_bytes = sum(self._bytes(i, kind, 1) for i, kind in kinds.items())
-        self.block = max(_LEAST_BLOCK, min(rows, _SCRATCH_BYTES // max(1, row_bytes)))
-        size = slots = 0
-        for i, kind in kinds.items():
-            self.kinds[i], self.scratch[i], self.slots[i] = kind, size // _UNIT.get(kind, 8), slots
-            size += _aligned(self.block if kind in _BOOLS else self._bytes(i, kind, self.block))
-            slots += _SLOTS.get(kind, 0)
-        for i, kind in kinds.items():
-            self.bases[i] = size // _UNIT.get(kind, 8)
-            size += _aligned(self._bytes(i, kind, rows))
-        self.memory = np.empty(size, np.uint8)
-        self.fields = np.empty((slots, rows), np.int64)
-        for i in wanted:
-            if self.kinds[i] in _BOOLS:  # the pass only sets bits
-                self._part(i, np.uint8, self.valid.shape[1])[:] = 0
-
-    def _bytes(self, i: int, kind: int, rows: int) -> int:
-        """What a column takes in the arena."""
-        if kind in _DECIMALS:
-            return (8 if self.plans[i].precision <= scan.NARROW_DIGITS else 16) * rows
-        match kind:
-            case scan.FIELD:
-                return 0
-            case scan.BOOL | scan.BOOL_TEXT:
-                return -(-rows // 8)
-            case scan.TEXT:
-                return 4 * (rows + 1)
-        return _UNIT.get(kind, 8) * rows
-
-    def _part(self, i: int, dtype: Any, size: int) -> NDArray[Any]:
-        part: NDArray[Any] = self.memory.view(dtype)[self.bases[i] :][:size]
-        return part
-
-    def fill(self, rows: WireRows, places: Longs) -> None:
-        memory = self.memory
-        self.data, self.places = read_only(rows.data), places
-        columns = scan.Columns(
-            kinds=self.kinds,
-            scratch=self.scratch,
-            bases=self.bases,
-            limits=self.limits,
-            slots=self.slots,
-            arena=memory,
-            arena2=memory.view(np.int16),
-            arena4=memory.view(np.int32),
-            arena8=memory.view(np.int64),
-            valid=self.valid,
-            nulls=self.nulls,
-            fields=self.fields,
-        )
-        last = max(self.wanted, default=-1)
-        column, fault = scan.place_rows(self.data, rows.starts, rows.ends, places, columns, last, self.block)
+    def _fill(self, arena: _Arena, rows: WireRows) -> None:
+        arena.data = read_only(rows.data)
+        width = max(1, rows.nbytes // max(1, rows.num_rows))
+        block = max(_LEAST_BLOCK, min(_BLOCK_ROWS, _BLOCK_BYTES // width))
+        column, fault = scan.read_rows(arena.data, rows.starts, rows.ends, arena.described(), block)
         if column == scan.ROW_MALFORMED:
             raise DefiniteError(
                 "COPY_MALFORMED",
@@ -250,57 +182,68 @@ class _Arena:
         if fault != FINE:
             check_value(self.plans[column], (0, fault))
 
-    def column(self, i: int, *, as_words: bool = False) -> pa.Array:
-        plan, kind = self.plans[i], self.kinds[i]
-        if kind == scan.FIELD:
-            decode = decode_column if self.forms[i] == TEXT_FORM else decode_binary_column
-            starts, lengths = self.fields[self.slots[i] :][:2]
-            return decode(plan, self.data, starts, lengths)
-        valid = pa.py_buffer(self.valid[i]) if self.nulls[i] else None
-        if kind == scan.TEXT:
-            # Bytes too are listed as repeating, and have no text that a dictionary's decoder could read.
-            words = self._words(i, valid) if as_words and plan.kind is Kind.TEXT else None
-            return self._texts(i, valid) if words is None else words
-        unit = _UNIT.get(int(kind), 8)
-        values = pa.py_buffer(self.memory[self.bases[i] * unit :][: self._bytes(i, int(kind), self.rows)])
-        stored = plan.arrow_type
-        if kind in _DECIMALS and plan.precision <= scan.NARROW_DIGITS:
-            stored = pa.decimal64(plan.precision, plan.scale)
-        return pa.Array.from_buffers(stored, self.rows, [valid, values], int(self.nulls[i]))
 
-    def _words(self, i: int, valid: pa.Buffer | None) -> pa.Array | None:
-        """As a dictionary of its different texts; None where there are too many."""
-        numbers, words = np.empty(self.rows, np.int32), np.empty((scan.MOST_WORDS, 2), np.int64)
-        lengths = self._part(i, np.int32, self.rows + 1)[1:]
-        count = scan.place_words(self.data, self.fields[self.slots[i]], self.places, lengths, numbers, words)
-        if count < 0:
-            return None
-        starts, sizes = np.ascontiguousarray(words[:count].T)
-        dictionary = decode_column(self.plans[i], self.data, starts, sizes)
-        indices = pa.Array.from_buffers(pa.int32(), self.rows, [valid, pa.py_buffer(numbers)], int(self.nulls[i]))
-        return pa.DictionaryArray.from_arrays(indices, dictionary)
+class _Arena:
+    """The memory of all columns of a batch, and what `rowscan.py` is told about it."""
 
-    def _texts(self, i: int, valid: pa.Buffer | None) -> pa.Array:
-        plan = self.plans[i]
-        offsets = self._part(i, np.int32, self.rows + 1)
-        offsets[0] = 0
-        np.cumsum(offsets, dtype=np.int32, out=offsets)
-        out = np.empty(int(offsets[-1]), np.uint8)
-        scan.place_texts(self.data, self.fields[self.slots[i]], self.places, offsets, out)
-        as_text = plan.kind is not Kind.BYTES
-        array = pa.Array.from_buffers(
-            pa.string() if as_text else pa.binary(),
-            self.rows,
-            [valid, pa.py_buffer(offsets), pa.py_buffer(out)],
-            int(self.nulls[i]),
+    def __init__(self, decoder: RowDecoder, rows: int) -> None:
+        self.decoder, self.rows = decoder, rows
+        self.data = _NO_BYTES
+        count = len(decoder.plans)
+        self.bases, self.nulls = np.zeros((2, count), np.int64)
+        self.valid = np.full((count, -(-rows // 8)), 255, np.uint8)
+        self.fields = np.empty((decoder.fields, rows), np.int64)
+        sizes = [-(-rows * bits // 8) for _, bits in decoder.stored]
+        starts = list(itertools.accumulate(map(_aligned, sizes), initial=0))
+        self.memory = np.empty(starts[-1], np.uint8)
+        self.parts = [self.memory[at : at + size] for at, size in zip(starts, sizes, strict=False)]
+        for i, (_, bits) in enumerate(decoder.stored):
+            self.bases[i] = starts[i] // min(8, max(1, bits // 8))
+            if bits == 1:  # the pass only sets bits
+                self.parts[i][:] = 0
+
+    def described(self) -> scan.Columns:
+        memory, decoder = self.memory, self.decoder
+        return scan.Columns(
+            kinds=decoder.kinds,
+            sizes=decoder.sizes,
+            bases=self.bases,
+            limits=decoder.limits,
+            slots=decoder.slots,
+            arena=memory,
+            arena2=memory.view(np.int16),
+            arena4=memory.view(np.int32),
+            arena8=memory.view(np.int64),
+            valid=self.valid,
+            nulls=self.nulls,
+            fields=self.fields,
         )
-        return valid_texts(plan, array) if as_text else array
+
+    def column(self, i: int) -> pa.Array:
+        decoder = self.decoder
+        kind, bits = decoder.stored[i]
+        if bits == 0:
+            decode = decode_column if decoder.forms[i] == TEXT_FORM else decode_binary_column
+            starts, lengths = self.fields[decoder.slots[i] :][:2]
+            return decode(decoder.plans[i], self.data, starts, lengths)
+        nulls = int(self.nulls[i])
+        valid = pa.py_buffer(self.valid[i]) if nulls else None
+        return pa.Array.from_buffers(kind, self.rows, [valid, pa.py_buffer(self.parts[i])], nulls)
+
+
+def _stored(plan: ColumnPlan, kind: int) -> tuple[pa.DataType, int]:
+    """The type of a column in the arena, and how many bits a value takes there; 0: `columns.py` makes it."""
+    if kind == scan.FIELD:
+        return plan.arrow_type, 0
+    if kind in (scan.DECIMAL, scan.DECIMAL_TEXT) and plan.precision <= scan.NARROW_DIGITS:
+        return pa.decimal64(plan.precision, plan.scale), 64
+    return plan.arrow_type, plan.arrow_type.bit_width
 
 
 def _kind(plan: ColumnPlan, form: int) -> int:
     if form == TEXT_FORM:
         return scan.DECIMAL_TEXT if plan.kind is Kind.DECIMAL else _TEXTS.get(plan.ddl_type, scan.FIELD)
-    return _NUMBERS[plan.ddl_type] if plan.wire in (Wire.INT, Wire.FLOAT) else _KINDS[plan.wire]
+    return _NUMBERS[plan.ddl_type] if plan.wire in (Wire.INT, Wire.FLOAT) else _KINDS.get(plan.wire, scan.FIELD)
 
 
 def _limits(plan: ColumnPlan) -> tuple[int, int]:
