@@ -84,13 +84,11 @@ def vnodes(table: pa.Table | pa.RecordBatch, key: tuple[str, ...], vnode_count: 
     """The vnode of every row, int32."""
     columns = [table.column(k) for k in key if k != ROW_NO]
     if any(c.null_count for c in columns):
-        hashes = _hashes([key_text(table, tuple(k for k in key if k != ROW_NO))])
-    else:
-        hashes = _hashes(columns)
-    return pa.array((hashes % np.uint32(vnode_count)).astype(np.int32))
+        columns = [key_text(table, tuple(k for k in key if k != ROW_NO))]
+    return pa.array(_vnodes(columns, vnode_count))
 
 
-def _hashes(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.uint32]:
+def _vnodes(columns: Sequence[pa.Array | pa.ChunkedArray], vnode_count: int) -> NDArray[np.int32]:
     """Column by column: a key's whole text is never made, nor that of a number."""
     from headwater.model import crc32  # late: numba is only loaded where rows are touched
 
@@ -102,8 +100,8 @@ def _hashes(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.uint32]
             crc32.add_numbers(crcs, separator, numbers)
         else:
             crc32.add_slices(crcs, separator, *_slices(canonical_text(column)))
-    hashes: NDArray[np.uint32] = crc32.ended(crcs)
-    return hashes
+    found: NDArray[np.int32] = crc32.dealt(crcs, vnode_count)
+    return found
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64] | None:

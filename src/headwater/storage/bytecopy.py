@@ -1,4 +1,7 @@
-"""Bytes read and copied in words inside of compiled functions, which would do it one by one. Loads numba."""
+"""Bytes read, written and copied in words inside of compiled functions, which would do it one by one. Loads numba.
+
+All positions are uint64, and may be anything. Who reads or writes beyond an array is not told.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,26 @@ def _place(context: Any, builder: Any, signature: Any, arguments: Any, array: in
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
 def load_eight(_: Any, source: Any, at: Any) -> Any:
-    """Eight bytes as the machine's uint64, wherever they begin (a uint64)."""
+    """Eight bytes as the machine's uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(_place(context, builder, signature, arguments, 0, ir.IntType(64)), align=1)
 
     return types.uint64(source, at), generate
+
+
+def _word_store(kind: ir.Type, number: Any) -> Any:
+    """`store(out, at, word)`"""
+
+    @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
+    def store(_: Any, out: Any, at: Any, word: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.store(arguments[2], _place(context, builder, signature, arguments, 0, kind), align=1)
+            return context.get_dummy_value()
+
+        return types.void(out, at, number), generate
+
+    return store
 
 
 def _word_copy(kind: ir.Type) -> Any:
@@ -43,8 +60,10 @@ def _word_copy(kind: ir.Type) -> Any:
     return copy
 
 
+store_eight = _word_store(ir.IntType(64), types.uint64)
+store_four = _word_store(ir.IntType(32), types.uint32)
 _copy_eight = _word_copy(ir.IntType(64))
-_copy_sixteen = _word_copy(ir.VectorType(ir.IntType(8), 16))
+copy_sixteen = _word_copy(ir.VectorType(ir.IntType(8), 16))
 _EIGHT = np.uint64(8)
 _SIXTEEN = np.uint64(16)
 
@@ -58,8 +77,8 @@ def copy_bytes(source: Any, at: Any, out: Any, to: Any, size: Any) -> None:
     if size >= _SIXTEEN:
         last = size - _SIXTEEN
         for k in range(np.uint64(0), last, _SIXTEEN):
-            _copy_sixteen(source, at + k, out, to + k)
-        _copy_sixteen(source, at + last, out, to + last)  # it may overlap the one before
+            copy_sixteen(source, at + k, out, to + k)
+        copy_sixteen(source, at + last, out, to + last)  # it may overlap the one before
     elif size >= _EIGHT:
         last = size - _EIGHT
         _copy_eight(source, at, out, to)

@@ -25,6 +25,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from headwater.storage.bytecopy import copy_sixteen, load_eight, store_eight, store_four
 from headwater.storage.compiled import compiled
 
 Bytes = NDArray[Any]  # of uint8; an element is Any, since compiled code and mypy disagree about its arithmetic
@@ -36,9 +37,6 @@ _QUARTER: Final = 32
 _BLOCK_HEAD: Final = 10 + 4  # bytes: the least difference as a varint, four numbers of bits
 _GREATEST: Final = np.int64(2**63 - 1)
 _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: neighbours come far apart
-
-_I8: Final = ir.IntType(8)
-_CHUNK: Final = ir.VectorType(ir.IntType(64), 2)
 
 
 def differences_room(rows: int, width: int) -> int:
@@ -57,58 +55,14 @@ def repeated_room(runs: int) -> int:
     return runs * (5 + 4) + SLACK
 
 
-def _place(context: Any, builder: Any, array_type: Any, array: Any, at: Any, kind: Any) -> Any:
-    """The address of byte `at` of an array, as that of a value of this kind."""
-    data = builder.bitcast(context.make_array(array_type)(context, builder, array).data, _I8.as_pointer())
-    return builder.bitcast(builder.gep(data, [at]), kind.as_pointer())
-
-
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _store8(_: Any, out: Any, at: Any, word: Any) -> Any:
-    """Write the eight bytes of a word anywhere."""
+def _backwards(_: Any, word: Any) -> Any:
+    """A word's bytes the other way round: the first one is the greatest, so that words compare as their bytes do."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _place(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
-        builder.store(args[2], place, align=1)
-        return context.get_dummy_value()
+        return builder.bswap(args[0])
 
-    return types.void(out, types.uint64, types.uint64), made
-
-
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _store4(_: Any, out: Any, at: Any, word: Any) -> Any:
-    """Write the four bytes of a word anywhere."""
-
-    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _place(context, builder, signature.args[0], args[0], args[1], ir.IntType(32))
-        builder.store(args[2], place, align=1)
-        return context.get_dummy_value()
-
-    return types.void(out, types.uint64, types.uint32), made
-
-
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _copy16(_: Any, out: Any, at: Any, data: Any, start: Any) -> Any:
-    """Copy sixteen bytes from anywhere to anywhere."""
-
-    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source = _place(context, builder, signature.args[2], args[2], args[3], _CHUNK)
-        place = _place(context, builder, signature.args[0], args[0], args[1], _CHUNK)
-        builder.store(builder.load(source, align=1), place, align=1)
-        return context.get_dummy_value()
-
-    return types.void(out, types.uint64, data, types.uint64), made
-
-
-@intrinsic  # type: ignore[untyped-decorator, unused-ignore]
-def _load8(_: Any, data: Any, start: Any) -> Any:
-    """Eight bytes from anywhere as a number, the first byte the greatest, so that it compares as they do."""
-
-    def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        source = _place(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
-        return builder.bswap(builder.load(source, align=1))
-
-    return types.uint64(data, types.uint64), made
+    return types.uint64(types.uint64), made
 
 
 @intrinsic  # type: ignore[untyped-decorator, unused-ignore]
@@ -144,7 +98,7 @@ def _pack(values: Any, start: Any, count: Any, width: Any, out: Bytes, at: Any) 
         return at
     if width == full:
         for i in range(count):
-            _store8(out, at + i * np.uint64(8), np.uint64(values[start + i]))
+            store_eight(out, at + i * np.uint64(8), np.uint64(values[start + i]))
         return at + count * np.uint64(8)
     end = at + (count * width >> np.uint64(3))
     word, filled = np.uint64(0), np.uint64(0)
@@ -153,11 +107,11 @@ def _pack(values: Any, start: Any, count: Any, width: Any, out: Bytes, at: Any) 
         word |= value << filled
         filled += width
         if filled >= full:
-            _store8(out, at, word)
+            store_eight(out, at, word)
             at += np.uint64(8)
             filled -= full
             word = value >> (width - filled)
-    _store8(out, at, word)
+    store_eight(out, at, word)
     return end
 
 
@@ -283,7 +237,7 @@ def repeated(numbers: NDArray[Any], ends: NDArray[Any], width: int, out: Bytes) 
     for i in range(np.uint64(numbers.size)):
         end = np.uint64(ends[i])
         at = _varint(out, at, (end - start) << np.uint64(1))
-        _store4(out, at, np.uint32(numbers[i]))
+        store_four(out, at, np.uint32(numbers[i]))
         at += value_bytes
         start = end
     return at
@@ -296,13 +250,13 @@ def texts(data: Bytes, offsets: NDArray[Any], out: Bytes) -> Any:
     for i in range(np.uint64(offsets.size - 1)):
         start = np.uint64(offsets[i])
         length = np.uint64(offsets[i + np.uint64(1)]) - start
-        _store4(out, at, np.uint32(length))
+        store_four(out, at, np.uint32(length))
         at += np.uint64(4)
         if start + length + step <= size:
-            _copy16(out, at, data, start)  # whatever its length: a guess of it would often be wrong
+            copy_sixteen(data, start, out, at)  # whatever its length: a guess of it would often be wrong
             copied = step
             while copied < length:
-                _copy16(out, at + copied, data, start + copied)
+                copy_sixteen(data, start + copied, out, at + copied)
                 copied += step
         else:  # near the end of the data, behind which nothing may be read
             for k in range(length):
@@ -334,7 +288,7 @@ def _eight_of(data: Bytes, start: Any, end: Any) -> Any:
     length = min(eight, end - start)
     if start + eight <= np.uint64(data.size):
         rest = (eight - length) << np.uint64(3)
-        return (_load8(data, start) >> rest) << rest if length else np.uint64(0)
+        return (_backwards(load_eight(data, start)) >> rest) << rest if length else np.uint64(0)
     word = np.uint64(0)
     for k in range(length):
         word |= np.uint64(data[start + k]) << ((np.uint64(7) - k) << np.uint64(3))

@@ -145,7 +145,7 @@ def _texts(kind: pa.DataType, chunks: Sequence[pa.Array], places: Longs) -> pa.A
         _place_lengths(starts, at, offsets)
     if size > MOST_BYTES:
         return None
-    np.cumsum(offsets, dtype=np.int32, out=offsets)
+    _add_up(offsets)
     out = np.empty(size, np.uint8)
     for chunk, at in _parts(chunks, places):
         _place_texts(*_slices(chunk), at, offsets, out)
@@ -199,6 +199,15 @@ def _place_lengths(starts: Any, places: Longs, offsets: Any) -> None:
     one = np.uint64(1)
     for i in range(np.uint64(places.size)):
         offsets[np.uint64(places[i]) + one] = starts[i + one] - starts[i]
+
+
+@compiled
+def _add_up(numbers: Any) -> None:
+    """Each becomes the sum of all up to it."""
+    total = np.int32(0)
+    for i in range(np.uint64(numbers.size)):
+        total += numbers[i]
+        numbers[i] = total
 
 
 @compiled
