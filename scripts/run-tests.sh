@@ -21,7 +21,7 @@ fi
 # with a source in their own process stay alone: Spark's workers read secrets from the environment that the JVM began with.
 GROUPS_OF_FILES=(
   "tests/integration/test_postgres_*.py tests/integration/test_servers.py tests/contract/test_meta_store.py"
-  "tests/spark/test_view_*.py"
+  "tests/spark/test_view_*.py tests/spark/test_parquet_files.py tests/spark/test_sink_rows.py"
 )
 # Contracts that name seconds (SIGTERM ends within 10 s) are tried first, by themselves.
 ALONE=" tests/integration/test_engine_cli.py "

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from psycopg.rows import dict_row
 
+from decoded_rows import decode_rows
 from headwater.connectors.postgres.copytext import decode_copy
 from headwater.connectors.postgres.pgoutput import (
     DELETE,
@@ -45,7 +46,7 @@ from headwater.connectors.postgres.types import (
     column_plan,
     pg_columns,
 )
-from headwater.connectors.postgres.wirerows import TEXT_FORM, WireRows, decode_rows, forms, has_binary
+from headwater.connectors.postgres.wirerows import TEXT_FORM, WireRows, forms, has_binary
 from headwater.errors import DefiniteError
 from headwater.testing.servers import PostgresServer
 from postgres_versions import EVERY_SERVER

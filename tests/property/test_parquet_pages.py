@@ -558,3 +558,20 @@ def test_least_and_greatest_text_are_found_among_similar_ones(values: list[bytes
     data = np.frombuffer(b"".join(values), np.uint8)
     least, greatest = pages.text_bounds(data, offsets)
     assert (values[least], values[greatest]) == (min(values), max(values))
+
+
+class Writes:
+    """Notes how much is written at a time."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def write(self, data: Any) -> None:
+        self.sizes.append(len(data))
+
+
+def test_a_table_of_many_columns_is_written_in_parts_and_not_gathered_whole() -> None:
+    columns = {f"c{i}": np.random.default_rng(i).integers(0, 2**62, 4000) for i in range(200)}
+    out = Writes()
+    write_table(pa.table(columns), out, row_group_size=1000)
+    assert sum(out.sizes) > 6 << 20 and max(out.sizes) < 2 << 20

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.storage.placing import MOST_WORDS, WORD_BYTES, dealt_out, placed
 
-RUN = settings(max_examples=200, deadline=None)
+RUN = settings(max_examples=80, deadline=None)
 WORDS = st.text(st.sampled_from("aäb"), max_size=40)
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "i1": (pa.int8(), st.integers(-128, 127)),

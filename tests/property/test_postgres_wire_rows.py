@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from decoded_rows import decode_rows
 from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
-from headwater.connectors.postgres.wirerows import TEXT_FORM, RowDecoder, WireRows, decode_rows, forms
+from headwater.connectors.postgres.wirerows import TEXT_FORM, RowDecoder, WireRows, forms
 from headwater.errors import DefiniteError
 
 RUN = settings(max_examples=150, deadline=None)

@@ -147,11 +147,15 @@ def test_row_groups_that_cannot_match_are_not_read(
         assert scanned(found) <= from_file
 
 
-def test_filters_on_zeros_of_either_sign_and_on_nan_find_them(reader: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["x"]], ids=["plain", "dictionary"])
+def test_filters_on_zeros_of_either_sign_and_on_nan_find_them(
+    reader: SparkSession, tmp_path: Path, words: list[str]
+) -> None:
     path = tmp_path / "floats.parquet"
     rows = pa.table({"x": [0.0, 0.0, -0.0, -0.0, 1.0, float("nan")], "n": range(6)})
     with path.open("wb") as out:
-        write_table(rows, out, row_group_size=2, write_statistics=["x", "n"])
+        write_table(rows, out, row_group_size=2, write_statistics=["x", "n"], use_dictionary=words)
     read = reader.read.parquet(str(path))
     assert sorted(r.n for r in read.where("x = 0.0D").collect()) == [0, 1, 2, 3]
+    assert sorted(r.n for r in read.where("x IN (0.0D, 99.0D)").collect()) == [0, 1, 2, 3]
     assert sorted(r.n for r in read.where("x > 5.0D").collect()) == [5]  # NaN is the greatest

@@ -247,7 +247,9 @@ class ReadInTurn:
                     if writing:
                         yield writing.pop().result()
                     writing.append(writer.submit(self._stage, read, found, packed))
-                    if found.rows.nbytes > WRITE_BEHIND_BYTES:
+                    large = found.rows.nbytes > WRITE_BEHIND_BYTES
+                    del found  # the writer has it; else it would be in memory until the next is read
+                    if large:
                         writing[0].exception()  # waits
                 if writing:
                     yield writing.pop().result()

@@ -38,6 +38,7 @@ MOST_WORDS: Final = 1 << 14
 MOST_WORD_BYTES: Final = 1 << 20
 MOST_BOUND_BYTES: Final = 4096  # a longer text would make footers large
 COPIED_BYTES: Final = 1 << 16  # smaller parts are gathered, for fewer calls; from 16 to 256 KiB it makes no difference
+GATHERED_BYTES: Final = 1 << 20  # so many at the most: of a table of hundreds of columns all parts are small
 KNOWN_SCHEMAS: Final = 256  # whose part of the footer is remembered, some 100 bytes a column
 
 _STORED: Final[dict[int, np.dtype[Any]]] = {
@@ -180,6 +181,8 @@ class _Sink:
         self.at += size
         if size < COPIED_BYTES:
             self._small += part
+            if len(self._small) >= GATHERED_BYTES:
+                self.flush()
         else:
             self.flush()
             self._out.write(part)
@@ -311,7 +314,8 @@ def _numbers(array: pa.Array, kind: _Type) -> NDArray[Any]:
 
 
 def _encoded_numbers(sink: _Sink, column: _Column, values: NDArray[Any]) -> _Encoded:
-    if values.size and column.words and (found := _worded(sink, _as_whole(values))) is not None:
+    floats = values.dtype.kind == "f"
+    if values.size and column.words and (found := _worded(sink, _as_whole(values), floats=floats)) is not None:
         distinct, body = found
         bounds = _bounds(distinct.view(values.dtype)) if column.compared else None
         return _Encoded(footer.WORDS, body, bounds, _raw(distinct), distinct.size)
@@ -348,7 +352,7 @@ def _bounds(values: NDArray[Any]) -> tuple[bytes, bytes] | None:
     return (-zero if low == 0 else low).tobytes(), (zero if high == 0 else high).tobytes()
 
 
-def _worded(sink: _Sink, values: NDArray[Any]) -> tuple[NDArray[Any], memoryview] | None:
+def _worded(sink: _Sink, values: NDArray[Any], *, floats: bool = False) -> tuple[NDArray[Any], memoryview] | None:
     """The distinct values, and for each row which it has, behind their number of bits; None if they are too many.
 
     A column whose runs of equal values are long on average is written as such.
@@ -362,6 +366,8 @@ def _worded(sink: _Sink, values: NDArray[Any]) -> tuple[NDArray[Any], memoryview
     if found is None:
         return None
     distinct, numbers = found
+    if floats:
+        distinct = _with_both_zeros(distinct)
     width = (distinct.size - 1).bit_length()
     if runs >= 0:
         out = sink.scratch(1 + pages.repeated_room(runs))
@@ -371,6 +377,14 @@ def _worded(sink: _Sink, values: NDArray[Any]) -> tuple[NDArray[Any], memoryview
         size = pages.hybrid(numbers, width, out[1:])
     out[0] = width
     return distinct, _raw(out)[: 1 + size]
+
+
+def _with_both_zeros(distinct: NDArray[Any]) -> NDArray[Any]:
+    """Of floats, by their bits. Spark looks a filter's 0.0 up in the dictionary, where -0.0 is another value; it leaves
+    the row group out if it is not there: so where one is, both are, and one of them may be no row's."""
+    zeros = np.array([0, np.iinfo(distinct.dtype).min], distinct.dtype)
+    missing = zeros[~np.isin(zeros, distinct)]
+    return np.append(distinct, missing) if missing.size == 1 else distinct
 
 
 def _numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]] | None:

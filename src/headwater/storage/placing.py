@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.errors import DefiniteError
 from headwater.storage.bytecopy import copy_bytes, load_eight
 from headwater.storage.compiled import compiled, inlined
 
@@ -82,7 +83,7 @@ def _placed(kind: pa.DataType, chunks: Sequence[pa.Array], places: Longs, *, as_
         return _bits(chunks, places)
     if pa.types.is_decimal128(kind):
         return _values(kind, chunks, places, np.dtype(np.uint64), 2)
-    if pa.types.is_primitive(kind) or pa.types.is_decimal64(kind):
+    if (pa.types.is_primitive(kind) or pa.types.is_decimal64(kind)) and kind.bit_width in _WORDS_DTYPES:
         return _values(kind, chunks, places, np.dtype(_WORDS_DTYPES[kind.bit_width]), 1)
     return None
 
@@ -136,7 +137,7 @@ def _read(chunk: pa.Array, number: int, dtype: Any) -> NDArray[Any]:
     return values
 
 
-def _texts(kind: pa.DataType, chunks: Sequence[pa.Array], places: Longs) -> pa.Array | None:
+def _texts(kind: pa.DataType, chunks: Sequence[pa.Array], places: Longs) -> pa.Array:
     offsets = np.empty(places.size + 1, np.int32)
     offsets[0] = size = 0
     for chunk, at in _parts(chunks, places):
@@ -144,7 +145,11 @@ def _texts(kind: pa.DataType, chunks: Sequence[pa.Array], places: Longs) -> pa.A
         size += int(starts[-1]) - int(starts[0])
         _place_lengths(starts, at, offsets)
     if size > MOST_BYTES:
-        return None
+        raise DefiniteError(
+            "BATCH_TOO_LARGE",
+            "a column has more than 2 GiB in one segment",
+            hint="copy the table in smaller splits: backfill.num_rows_per_split",
+        )
     _add_up(offsets)
     out = np.empty(size, np.uint8)
     for chunk, at in _parts(chunks, places):

@@ -139,13 +139,6 @@ def _after_header(data: Bytes, at: int) -> int:
     return at + fixed + 4 + int.from_bytes(data[at + fixed : at + fixed + 4].tobytes(), "big")
 
 
-def decode_rows(rows: WireRows, plans: Sequence[ColumnPlan]) -> pa.RecordBatch:
-    """The columns of the statement, in the types of the plans."""
-    batch = RowDecoder(plans, rows.forms).decode(rows)
-    arrays = [c.cast(p.arrow_type) for c, p in zip(batch.columns, plans, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=batch.schema.names)
-
-
 class RowDecoder:
     """Decodes pieces of one statement's rows; decimals that fit into 64 bits are `decimal64`, which takes less."""
 
