@@ -27,7 +27,9 @@ from headwater.connectors.postgres.client import parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
 
 READERS = 2
-TRIES = 3  # of a copy, ours and others'; the best one counts: on a machine with neighbours they differ by a quarter
+TRIES = (
+    5  # of a copy, ours and others' by turns; the best counts: on a machine with neighbours they differ by a quarter
+)
 SOURCE = """CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{host}', port='{port}', username='{user}',
     password='${{file:{secret}}}', database.name='{database}', slot.name='headwater')"""
 
@@ -204,19 +206,27 @@ def uuid(scale: Scale) -> Iterator[Figure]:
 
 def compared(b: Bench, scale: Scale, name: str) -> Iterator[Figure]:
     warm_up(b)
-    plain = min(copy_to_nowhere(b) for _ in range(TRIES))
-    ours, cpu_s, server_s = min(first_copy(b) for _ in range(TRIES))
+    plains, copies, jdbcs = [], [], []
+    with rivals(b, scale).spark_jdbc() as try_jdbc:
+        for _ in range(TRIES):  # by turns, so that all have the machine's better and worse moments
+            plains.append(copy_to_nowhere(b))
+            copies.append(first_copy(b))
+            jdbcs += [try_jdbc()] if try_jdbc else []
+    plain, (ours, cpu_s, server_s) = min(plains), min(copies)
+    jdbc = max(jdbcs, key=lambda tried: tried.rows_per_s) if jdbcs else None
     b.best = ours
     reference = f"COPY (FORMAT binary) to /dev/null, {READERS} backends: {b.rows / plain:,.0f} rows/s"
     yield Figure(name, b.rows / ours, "rows/s", reference, plain / ours, "≥ 0.5", plain / ours >= 0.5)
-    jdbc = rivals(b, scale).spark_jdbc()
     yield cpu_against(name, cpu_s, jdbc, b.rows)
     yield server_share(name, server_s, jdbc, b.rows)
     yield against(f"{name} against Spark's JDBC source into Parquet", b.rows / ours, jdbc, 3)
+    if jdbcs:  # a JVM that has copied a thousand rows, as most that are started to copy a table have
+        first, reference = b.rows / copies[0][0], f"{jdbcs[0].rows_per_s:,.0f} rows/s"
+        yield Figure(f"{name}, the first try of both", first, "rows/s", reference, first / jdbcs[0].rows_per_s)
 
 
 def rivals(b: Bench, scale: Scale) -> Rivals:
-    return Rivals(b.server, b.table, b.rows, b.highest, READERS, TRIES, scale.folder)
+    return Rivals(b.server, b.table, b.rows, b.highest, READERS, scale.folder)
 
 
 def first_copy(b: Bench) -> tuple[float, float, float]:

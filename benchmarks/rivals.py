@@ -6,10 +6,12 @@ the figure is left out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +36,7 @@ import os, sys, time
 import psutil
 from benchmarks.rivals import claim_memory
 from pyspark.sql import SparkSession
-jar, url, user, table, key, rows, highest, readers, tries, folder = sys.argv[1:]
+jar, url, user, table, key, rows, highest, readers, folder = sys.argv[1:]
 session = (SparkSession.builder.master(f"local[{readers}]").config("spark.jars", jar)
     .config("spark.ui.enabled", "false").config("spark.driver.memory", "2g").getOrCreate())
 def copy(high, to):
@@ -52,9 +54,10 @@ def measured():
     used, begin = cpu(), time.perf_counter()
     copy(int(highest), folder + "/jdbc")
     return time.perf_counter() - begin, cpu() - used
-seconds, cpu_s = min(measured() for _ in range(int(tries)))
-print("rows/s", int(rows) / seconds)
-print("cpu_s", cpu_s)
+print("ready", flush=True)
+for _ in sys.stdin:
+    seconds, cpu_s = measured()
+    print(int(rows) / seconds, cpu_s, flush=True)
 """
 
 DEBEZIUM = """
@@ -97,20 +100,40 @@ class Rivals:
     rows: int
     highest: int
     readers: int
-    tries: int
     folder: Path
 
-    def spark_jdbc(self) -> Measured | None:
-        """Into Parquet, with as many partitions as we have readers; the best of several tries."""
+    @contextlib.contextmanager
+    def spark_jdbc(self) -> Iterator[Callable[[], Measured] | None]:
+        """Tries to copy into Parquet, with as many partitions as we have readers, all by one session; None without one.
+
+        A try at a time, so that others can take turns with it: a machine with neighbours is now faster, now slower.
+        """
         jar = Path.home() / ".m2/repository" / "org/postgresql/postgresql/42.7.4/postgresql-42.7.4.jar"
         if not jar.exists() and shutil.which("mvn"):
             subprocess.run(["mvn", "-q", "-B", "dependency:get", f"-Dartifact={DRIVER}"], capture_output=True)
         if not jar.exists():
-            return None
+            yield None
+            return
         url = f"jdbc:postgresql://{self.server.host}:{self.server.port}/{self.server.database}"
         arguments = [str(jar), url, self.server.user, self.table.name, self.table.key, str(self.rows)]
-        more = [str(self.highest), str(self.readers), str(self.tries), str(self.folder)]
-        return self._measured(Path(sys.executable), JDBC, arguments + more)
+        more = [str(self.highest), str(self.readers), str(self.folder)]
+        with subprocess.Popen(
+            [sys.executable, "-c", JDBC, *arguments, *more],
+            env=self._environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as running:
+            given, answers = running.stdin, running.stdout
+            assert given is not None and answers is not None
+
+            def once() -> Measured:
+                print(file=given, flush=True)
+                return Measured(*map(float, answers.readline().split()))
+
+            yield once if answers.readline().strip() == "ready" else None
+            given.close()
 
     def debezium(self) -> Measured | None:
         """Through the embedded engine into a handler that drops them; on at most 200,000 rows."""
@@ -125,13 +148,15 @@ class Rivals:
         arguments = [server.host, str(server.port), server.user, server.database, self.table.name, str(count)]
         return self._measured(python, DEBEZIUM, [*arguments, str(self.folder)])
 
-    def _measured(self, python: Path, program: str, arguments: list[str]) -> Measured | None:
+    def _environment(self) -> dict[str, str]:
         here = str(Path(__file__).parents[1])
-        environment = {**os.environ, "PGPASSWORD": self.server.password, "PYTHONPATH": here}
+        return {**os.environ, "PGPASSWORD": self.server.password, "PYTHONPATH": here}
+
+    def _measured(self, python: Path, program: str, arguments: list[str]) -> Measured | None:
         done = subprocess.run(
             [python, "-c", program, *arguments],
             cwd=self.folder,  # Debezium's engine writes its logs beside it
-            env=environment,
+            env=self._environment(),
             capture_output=True,
             text=True,
             timeout=900,

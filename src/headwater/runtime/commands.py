@@ -25,7 +25,7 @@ from headwater.storage.checkpoint import NO_STATES, Contribution, JobRow, States
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
-WAIT_POLL_S: Final = 0.1
+WAIT_POLL_S: Final = 0.01  # a look takes microseconds
 JOB_PROPERTIES: Final = {
     "table": ("BACKFILL_RATE_LIMIT", "PARALLELISM", "BACKFILL_PARALLELISM"),
     "view": ("BACKFILL_RATE_LIMIT", "PARALLELISM", "BACKFILL_PARALLELISM"),

@@ -126,8 +126,8 @@ def _apply_states(db: sa.Connection, epoch: int, what: Contribution) -> None:
     for table_id, generation in what.splits_cleared:
         c = t.splits.c
         db.execute(t.splits.delete().where(c.table_id == table_id, c.generation < generation))
-    for split in what.splits:
-        _upsert_split(db, epoch, split)
+    if what.splits:
+        _put_splits(db, epoch, what.splits)
     for job_id in what.states_cleared:
         db.execute(t.job_states.delete().where(t.job_states.c.job_id == job_id))
     for (job_id, part), value in what.states.items():
@@ -143,14 +143,22 @@ def _apply_states(db: sa.Connection, epoch: int, what: Contribution) -> None:
         db.execute(t.dead_letters.insert().values(epoch=epoch, replayed=False, **row))
 
 
-def _upsert_split(db: sa.Connection, epoch: int, split: SplitRow) -> None:
+def _put_splits(db: sa.Connection, epoch: int, splits: Sequence[SplitRow]) -> None:
+    """In two statements, however many they are: a plan may have thousands. Of a split that is there twice the last."""
     c = t.splits.c
+    rows = {(x.table_id, x.generation, x.split_id): _split_values(x, epoch) for x in splits}
+    key = [c.table_id, c.generation, c.split_id]
+    same = (column == sa.bindparam(f"this_{column.name}") for column in key)
+    keys = [{f"this_{column.name}": part for column, part in zip(key, this, strict=True)} for this in rows]
+    db.execute(t.splits.delete().where(*same), keys)
+    db.execute(t.splits.insert(), list(rows.values()))
+
+
+def _split_values(split: SplitRow, epoch: int) -> dict[str, Any]:
     values = {name: getattr(split, name) for name in split.__slots__}
     if split.state == "HANDED_OVER" and split.handed_over_epoch is None:
         values["handed_over_epoch"] = epoch
-    key = (c.table_id == split.table_id, c.generation == split.generation, c.split_id == split.split_id)
-    if db.execute(t.splits.update().where(*key).values(**values)).rowcount == 0:
-        db.execute(t.splits.insert().values(**values))
+    return values
 
 
 def _apply_drops(db: sa.Connection, epoch: int, what: Contribution) -> None:

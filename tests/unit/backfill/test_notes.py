@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,3 +90,30 @@ def test_note_that_is_being_written_is_left_for_later(notes: Notes) -> None:
     assert list(notes.read()) == [1]
     notes.delete()
     assert notes.read() == {}
+
+
+class Large:
+    """Rows that a plain object stands for, which can be referred to weakly."""
+
+    nbytes = 1 << 40
+
+
+@dataclass
+class LargeRead(FakeRead):
+    """Looks, when it reads, which of the splits before it are still in memory."""
+
+    before: list[weakref.ref[Any]] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+
+    def fetch(self, conn: Any) -> Any:
+        self.held.append(sum(rows() is not None for rows in self.before))
+        found = SimpleNamespace(rows=Large())
+        self.before.append(weakref.ref(found.rows))
+        return found
+
+
+def test_rows_of_a_large_split_are_gone_when_the_next_is_read(notes: Notes) -> None:
+    before: list[weakref.ref[Any]] = []
+    held: list[int] = []
+    in_turn([LargeRead(n, [], before=before, held=held) for n in (1, 2, 3)], notes)
+    assert held == [0, 0, 0]
