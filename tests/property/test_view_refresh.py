@@ -17,7 +17,7 @@ from view_grammar import MAKE, SCHEMAS, Grammar
 from view_harness import Live, MemoryTable, interpreted, random_changes
 
 pytestmark = pytest.mark.spark
-EXAMPLES = int(os.environ.get("HEADWATER_VIEW_EXAMPLES", "25" if os.environ.get("HEADWATER_SLOW_TESTS") else "16"))
+EXAMPLES = int(os.environ.get("HEADWATER_VIEW_EXAMPLES", "25"))
 FIRST = int(os.environ.get("HEADWATER_VIEW_SEED", "0"))
 EPOCHS = 2
 CHANGES: dict[int, int] = {}  # seed -> rows that its refreshes gave

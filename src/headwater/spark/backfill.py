@@ -1,4 +1,4 @@
-"""The task that reads splits of a Postgres table into staged segments: COPY → Arrow → Parquet in the worker."""
+"""The task that reads splits of a Postgres table into staged segments: rows → Arrow → Parquet in the worker."""
 
 from __future__ import annotations
 
