@@ -277,13 +277,27 @@ def test_no_split_is_read_by_a_scan_of_the_whole_table(db: Db, key: str, values:
     table = db.table("t")
     splits = plan_splits(db.conn, table, rows_per_split=1000)
     assert len(splits) > 5 and sum(db.counts(table, splits)) == 10000
-    with db.conn.transaction():
-        prefer_index(db.conn)
-        for split in splits:
-            query = split_query(table, [table.key[0], "v"], split).as_string(db.conn)
-            plan = "\n".join(r[0] for r in db.conn.execute(f"EXPLAIN {query}".encode()))
-            assert "Index Cond" in plan and "Seq Scan" not in plan and "Filter" not in plan, plan
+    for in_pages in (False, True):
+        with db.conn.transaction():
+            prefer_index(db.conn, in_pages=in_pages)
+            for split in splits:
+                query = split_query(table, [table.key[0], "v"], split).as_string(db.conn)
+                plan = "\n".join(r[0] for r in db.conn.execute(f"EXPLAIN {query}".encode()))
+                assert "Index Cond" in plan and "Seq Scan" not in plan and "Filter" not in plan, plan
+                assert not in_pages or "Bitmap Heap Scan" in plan, plan
     assert db.conn.execute("SHOW enable_seqscan").fetchone() == ("on",)
+
+
+@pytest.mark.parametrize(
+    ("values", "in_order"),
+    [("g, 1", True), ("g / 4, g % 4", True), ("10000 - g, 1", False), ("g * 7919 % 10007, 1", False), ("1, g", False)],
+)
+def test_a_table_lies_in_the_order_of_its_keys_if_its_statistics_say_so(db: Db, values: str, in_order: bool) -> None:
+    db.run("CREATE TABLE t (a int, b int, PRIMARY KEY (a, b))")
+    db.run(f"INSERT INTO t SELECT {values} FROM generate_series(1, 10000) g")
+    assert not db.table("t").in_key_order
+    db.run("ANALYZE t")
+    assert db.table("t").in_key_order is in_order
 
 
 def test_a_split_inside_of_a_table_is_expected_to_be_small(db: Db) -> None:

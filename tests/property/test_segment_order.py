@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,6 +61,44 @@ def test_places_are_those_of_rows_sorted_by_vnode_and_key(case: tuple[Schema, pa
     ordered = np.empty(rows.num_rows, np.int64)
     ordered[places] = rows.column("v").to_numpy()
     assert ordered.tolist() == twin(schema, rows)
+    assert found.to_pylist() == sorted(vnodes(rows, schema.key, VNODES).to_pylist())
+
+
+@st.composite
+def nearly_in_order(draw: st.DrawFn) -> tuple[Schema, pa.Table]:
+    """Keys in order, some hundreds, of which a few stand elsewhere."""
+    kinds = {
+        "BIGINT": lambda n: pa.array(n, pa.int64()),
+        "DATE": lambda n: pa.array(n, pa.int32()).view(pa.date32()),
+        "TIMESTAMP": lambda n: pa.array(n, pa.int64()).view(pa.timestamp("us", "UTC")),
+        "STRING": lambda n: pa.array([f"{x + 1000:05}" for x in n]),
+    }
+    types = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=2))
+    numbers = list(range(-150, draw(st.integers(-100, 150))))
+    if types[0] == "TIMESTAMP":  # the ends of the type, which stand for infinity
+        numbers = [-(1 << 63), *numbers, (1 << 63) - 1] if len(types) == 1 else numbers
+    for at, to in draw(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000)), max_size=5)):
+        numbers.insert(to % len(numbers), numbers.pop(at % len(numbers)))
+    parts = [numbers] if len(types) == 1 else [[n // 7 for n in numbers], [n % 7 for n in numbers]]
+    names = [f"k{i}" for i in range(len(types))]
+    columns = {n: kinds[t](part) for n, t, part in zip(names, types, parts, strict=True)}
+    columns["v"] = pa.array(range(len(numbers)), pa.int64())
+    schema = Schema((*(Column(n, t) for n, t in zip(names, types, strict=True)), Column("v", "BIGINT")), tuple(names))
+    return schema, pa.table(columns)
+
+
+@settings(max_examples=200, deadline=None)
+@given(nearly_in_order())
+def test_rows_that_are_nearly_in_order_go_to_the_places_of_all_sorted(case: tuple[Schema, pa.Table]) -> None:
+    schema, rows = case
+    found, places = places_of(rows.select(list(schema.key)), schema, VNODES)
+    by_all = pc.sort_indices(
+        rows.append_column(VNODE, vnodes(rows, schema.key, VNODES)),
+        sort_keys=[(n, "ascending") for n in (VNODE, *schema.key)],
+    )
+    ordered = np.empty(rows.num_rows, np.int64)
+    ordered[places] = np.arange(rows.num_rows)
+    assert ordered.tolist() == by_all.to_pylist()
     assert found.to_pylist() == sorted(vnodes(rows, schema.key, VNODES).to_pylist())
 
 

@@ -85,7 +85,7 @@ class ReadSplit:
         before = self.storage or storage(conn, self.table.oid)
         with self._marked(conn) as mark:
             if split.left is not None or split.right is not None or self.page.rows:
-                prefer_index(conn)
+                prefer_index(conn, in_pages=self.table.in_key_order and not self.page.rows)
             if end := page_end(conn, self.table, split, self.page):
                 split = dataclasses.replace(split, right=end)
             rows = self._read(conn, split)

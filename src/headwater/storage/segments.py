@@ -38,6 +38,7 @@ PAGE_BYTES: Final = 1 << 20
 PAGE_ROWS: Final = 1024  # how often Arrow's writer looks whether a page is full; `parquet.py` needs no such bound
 
 ROWS_AT_A_TIME: Final = 1024
+NEARLY_IN_ORDER: Final = 16  # rows for each that is out of order, from which on to put these in costs next to nothing
 KNOWN_SEGMENTS: Final = 100_000  # whose format is remembered, some 20 MB
 
 
@@ -141,44 +142,75 @@ def _groups(rows: int, memory: int) -> dict[str, int]:
 def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Array, NDArray[np.int64]]:
     """The vnodes of a segment of rows with these keys, in its order, and where in it each row goes."""
     keys = with_vnode(keys, schema, vnode_count)
-    if _ascends(keys, schema.key):
-        # As copies of a table mostly come: rows of a vnode stay as they are, so that counting tells their places.
-        from headwater.storage.placing import dealt_out  # late: numba is only loaded where rows are touched
+    falls = _falls(keys, schema.key)
+    if falls * NEARLY_IN_ORDER > keys.num_rows:
+        order = _compared(keys, (VNODE, *schema.key)).to_numpy()
+        return keys.column(VNODE).combine_chunks().take(pa.array(order)), _inverse(order)
+    # As copies of a table mostly come: rows of a vnode stay as they are, so that counting tells their places.
+    from headwater.storage.placing import dealt_out  # late: numba is only loaded where rows are touched
 
-        counts, places = dealt_out(keys.column(VNODE).to_numpy(), vnode_count)
-        return pa.array(np.repeat(np.arange(vnode_count, dtype=np.int32), counts)), places
-    order = _compared(keys, schema.key)
-    places = np.empty(keys.num_rows, np.int64)
-    places[order.to_numpy()] = np.arange(keys.num_rows)
-    return keys.column(VNODE).combine_chunks().take(order), places
+    numbers = keys.column(VNODE).to_numpy()
+    if falls:
+        order = _key_order(keys, schema.key)
+        counts, dealt = dealt_out(numbers[order], vnode_count)
+        places = np.empty(keys.num_rows, np.int64)
+        places[order] = dealt
+    else:
+        counts, places = dealt_out(numbers, vnode_count)
+    return pa.array(np.repeat(np.arange(vnode_count, dtype=np.int32), counts)), places
+
+
+def _inverse(order: NDArray[Any]) -> NDArray[np.int64]:
+    places = np.empty(order.size, np.int64)
+    places[order] = np.arange(order.size)
+    return places
+
+
+def _key_order(rows: pa.Table, key: Sequence[str]) -> NDArray[Any]:
+    """Where each row comes from if rows that are nearly in the order of their keys are put in it."""
+    column = rows.column(key[0]).combine_chunks()
+    if len(key) == 1 and _is_number(column.type):  # numpy's sort takes less the fewer there are to move
+        # As whole numbers: numpy takes the least time for none at all, and sorts it last.
+        number = column.type if pa.types.is_integer(column.type) else _WHOLE[column.type.bit_width]
+        return np.argsort(column.view(number).to_numpy(), kind="stable")
+    return _compared(rows, key).to_numpy()
+
+
+_WHOLE: Final = {32: pa.int32(), 64: pa.int64()}
 
 
 def _compared(rows: pa.Table, key: Sequence[str]) -> pa.Array:
-    """Where each row of the result comes from: by vnode, then by key."""
-    return pc.sort_indices(rows, sort_keys=[(VNODE, "ascending"), *((k, "ascending") for k in key)])
+    return pc.sort_indices(rows, sort_keys=[(k, "ascending") for k in key])
 
 
-def _ascends(rows: pa.Table, key: Sequence[str]) -> bool:
-    """Whether rows are in the order of their keys already."""
+def _falls(rows: pa.Table, key: Sequence[str]) -> int:
+    """How many rows have a lower key than the row before them; all, if that cannot be told."""
     columns = [rows.column(k).combine_chunks() for k in key]
     if not columns or any(c.null_count or not _is_compared(c.type) for c in columns):
-        return False
+        return rows.num_rows
+    falls = 0
     ahead: pa.Array | None = None  # whether a row's first columns are those of the row before it
     for column in columns:
         before, after = column[:-1], column[1:]
-        ordered = pc.less_equal(before, after)
-        if not pc.all(ordered if ahead is None else pc.or_(ordered, pc.invert(ahead)), min_count=0).as_py():
-            return False
+        lower = pc.greater(before, after)
+        falls += pc.sum(lower if ahead is None else pc.and_(lower, ahead), min_count=0).as_py()
         if column is not columns[-1]:
             same = pc.equal(before, after)
             ahead = same if ahead is None else pc.and_(ahead, same)
-    return True
+    return falls
 
 
 def _is_compared(kind: pa.DataType) -> bool:
     """Whether Arrow compares values as it sorts them; floats have NaN."""
-    plain = (pa.types.is_integer, pa.types.is_string, pa.types.is_binary, pa.types.is_date, pa.types.is_timestamp)
-    return any(is_kind(kind) for is_kind in plain)
+    return _is_text(kind) or _is_number(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def with_vnode(rows: pa.Table, schema: Schema, vnode_count: int) -> pa.Table:

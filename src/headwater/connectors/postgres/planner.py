@@ -267,10 +267,23 @@ def _compared(names: Sequence[str], operator: str, values: Sequence[str]) -> sql
     return sql.SQL(form).format(columns, sql.SQL(operator), literals)
 
 
-def prefer_index(conn: Connection) -> None:
+def prefer_index(conn: Connection, *, in_pages: bool = False) -> None:
     """For the rest of the transaction: a part of a table is not read by scanning all of it, whatever its statistics
-    say. Compiling the statement takes longer than it saves."""
-    conn.execute("SET LOCAL enable_seqscan = off; SET LOCAL jit = off")
+    say. Compiling the statement takes longer than it saves, and several readers are ours to decide, not the server's.
+
+    `in_pages`: the index first tells all pages of the part, which are then read one after the other. Where the table
+    lies in the order of its keys that costs the server a twentieth less, and rows come in nearly the same order.
+    Servers before 18 would ask the system for each page ahead of time; in this order it reads ahead by itself.
+    """
+    settings = ["enable_seqscan = off", "jit = off", "max_parallel_workers_per_gather = 0"]
+    if in_pages:
+        settings.append("enable_indexscan = off")
+        if conn.info.server_version < _READ_STREAMS:
+            settings.append("effective_io_concurrency = 0")
+    conn.execute("; ".join(f"SET LOCAL {setting}" for setting in settings).encode())
+
+
+_READ_STREAMS: Final = 180000  # the first version whose bitmap scans read several pages at once
 
 
 _STORAGE: Final = """
