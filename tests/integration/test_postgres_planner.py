@@ -23,6 +23,7 @@ from headwater.connectors.postgres.planner import (
     page_end,
     plan_splits,
     prefer_index,
+    prefer_pages,
     split_query,
     visible,
 )
@@ -279,7 +280,9 @@ def test_no_split_is_read_by_a_scan_of_the_whole_table(db: Db, key: str, values:
     assert len(splits) > 5 and sum(db.counts(table, splits)) == 10000
     for in_pages in (False, True):
         with db.conn.transaction():
-            prefer_index(db.conn, in_pages=in_pages)
+            prefer_index(db.conn)
+            if in_pages:
+                prefer_pages(db.conn)
             for split in splits:
                 query = split_query(table, [table.key[0], "v"], split).as_string(db.conn)
                 plan = "\n".join(r[0] for r in db.conn.execute(f"EXPLAIN {query}".encode()))

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,13 +27,11 @@ from headwater.storage.segments import write_segment
 
 if TYPE_CHECKING:
     from headwater.connectors.postgres.planner import ReadMark
-    from headwater.connectors.postgres.rowreader import RowReader
 
 LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has changed
 # A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
 PATIENCE_S: Final = 5.0
 LIMITED_BLOCK: Final = 1 << 16  # a limited read takes small blocks, so that it can stop between them
-PIECE_BYTES: Final = 2 << 20  # decoded at once, while they are in a core's cache, where they have just been received
 WRITE_BEHIND_BYTES: Final = 128 << 20  # a larger split is written before the next is read: a task's memory is bounded
 
 
@@ -44,6 +42,8 @@ class Fetched:
     rows: pa.Table
     mark: ReadMark
     right: str | None
+    dense: bool
+    """Whether to try the next split page by page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,20 @@ class ReadSplit:
     def run(self) -> Iterator[dict[str, Any]]:
         yield from ReadInTurn((self,)).run()
 
-    def fetch(self, conn: Any) -> Fetched:
+    def fetch(self, conn: Any, *, dense: bool = True) -> Fetched:
+        """Read the split; `dense`: page by page, if its keys promise that this is worth it (`dense.py`)."""
         from headwater.connectors.postgres.planner import check_storage, page_end, prefer_index, storage
 
         split = self.split
         before = self.storage or storage(conn, self.table.oid)
         with self._marked(conn) as mark:
             if split.left is not None or split.right is not None or self.page.rows:
-                prefer_index(conn, in_pages=self.table.in_key_order and not self.page.rows)
+                prefer_index(conn)
             if end := page_end(conn, self.table, split, self.page):
                 split = dataclasses.replace(split, right=end)
-            rows = self._read(conn, split)
+            rows, dense = self._read(conn, split, dense=dense)
             check_storage(conn, self.table, before)
-        return Fetched(rows, mark, split.right_json)
+        return Fetched(rows, mark, split.right_json, dense)
 
     def stage(self, found: Fetched, packed: dict[str, Any]) -> dict[str, Any]:
         """Write what was read; what the engine is told of it. `packed` is filled by the first split that has rows."""
@@ -132,60 +133,19 @@ class ReadSplit:
                 "SOURCE_SNAPSHOT_LOST", "the shared snapshot of the reads is gone", hint="the table is read again"
             ) from None
 
-    def _read(self, conn: Any, split: Split) -> pa.Table:
-        from headwater.connectors.postgres.planner import copy_statement, split_query
-        from headwater.connectors.postgres.rowreader import BLOCK_BYTES, RowReader
-        from headwater.connectors.postgres.wire import reachable
-        from headwater.connectors.postgres.wirerows import forms, has_binary
+    def _read(self, conn: Any, split: Split, *, dense: bool) -> tuple[pa.Table, bool]:
+        from headwater.connectors.postgres.rowreader import BLOCK_BYTES
+        from headwater.connectors.postgres.splitrows import SplitRows
 
         pace = Pace(self.data_dir, self.control, self.readers, self.page)
         pace.wait(0)
-        names, absent = [p.name for p in self.plans], [p.name for p in self.plans if p.absent]
         block_bytes = LIMITED_BLOCK if pace.limited else BLOCK_BYTES
-        as_planned = self._is_as_planned(conn)
-        if as_planned and reachable(conn):
-            statement = split_query(self.table, names, split, absent).as_string(conn)
-            chosen = forms(self.plans)
-            reader = RowReader(conn, statement, block_bytes=block_bytes, forms=chosen)
-            return self._read_rows(reader, pace, chosen)
-        binary = as_planned and has_binary(self.plans)
-        statement = copy_statement(self.table, names, split, absent, binary=binary).as_string(conn)
-        reader = RowReader(conn, statement, block_bytes=block_bytes)
-        return self._read_rows(reader, pace) if binary else self._read_text(reader, pace)
-
-    def _read_text(self, reader: RowReader, pace: Pace) -> pa.Table:
-        from headwater.connectors.postgres.copytext import decode_copy
-
-        batches = []
-        for block in reader:
-            batches.append(decode_copy(block, self.plans, row_id=self.schema.multiset))
-            pace.wait(batches[-1].num_rows)
-        if not batches:
-            return pa.schema([pa.field(p.name, p.arrow_type) for p in self.plans]).empty_table()
-        rows = pa.Table.from_batches(batches)
-        if self.schema.multiset:
+        by_content = self.schema.multiset
+        reader = SplitRows(conn, self.table, self.plans, pace.wait, block_bytes, by_content)
+        rows, dense = reader.read(split, dense=dense)
+        if by_content and rows.num_rows:
             rows = rows.append_column(ROW_NO, copied_numbers(self.generation, self.split.split_id, rows.num_rows))
-        return rows
-
-    def _read_rows(self, reader: RowReader, pace: Pace, forms: tuple[int, ...] | None = None) -> pa.Table:
-        from headwater.connectors.postgres.wirerows import RowDecoder, WireRows
-
-        decoder = RowDecoder(self.plans, forms)
-        pieces = reader.messages(most_bytes=PIECE_BYTES, count=pace.wait)
-        with closing(pieces):  # its end sets the connection right, which is used next
-            return pa.Table.from_batches([decoder.decode(WireRows.of(piece, forms)) for piece in pieces])
-
-    def _is_as_planned(self, conn: Any) -> bool:
-        """Whether the columns are still of the types that were planned for: bytes do not say what they are of.
-
-        A row of a table without key is known by its texts, and read as such.
-        """
-        from headwater.connectors.postgres.planner import current_types
-
-        if self.schema.multiset:
-            return False
-        present = [p for p in self.plans if not p.absent]
-        return current_types(conn, self.table, [p.name for p in present]) == [p.wire_oid for p in present]
+        return rows, dense
 
     def _write(self, rows: pa.Table, packed: dict[str, Any]) -> dict[str, Any] | None:
         if rows.num_rows == 0:
@@ -234,6 +194,7 @@ class ReadInTurn:
         until = time.monotonic() + self.for_s
         packed: dict[str, Any] = {}
         writing: list[Future[dict[str, Any]]] = []
+        dense = True
         config = self.reads[0].config
         with (
             ThreadPoolExecutor(1, thread_name_prefix="write") as writer,
@@ -243,7 +204,8 @@ class ReadInTurn:
                 for read in waiting:
                     if writing and time.monotonic() > until:
                         break
-                    found = read.fetch(conn)
+                    found = read.fetch(conn, dense=dense)
+                    dense = found.dense
                     if writing:
                         yield writing.pop().result()
                     writing.append(writer.submit(self._stage, read, found, packed))

@@ -166,7 +166,7 @@ def _inverse(order: NDArray[Any]) -> NDArray[np.int64]:
     return places
 
 
-def _key_order(rows: pa.Table, key: Sequence[str]) -> NDArray[Any]:
+def _key_order(rows: pa.Table, key: Sequence[str]) -> Any:
     """Where each row comes from if rows that are nearly in the order of their keys are put in it."""
     column = rows.column(key[0]).combine_chunks()
     if len(key) == 1 and _is_number(column.type):  # numpy's sort takes less the fewer there are to move
@@ -187,13 +187,13 @@ def _falls(rows: pa.Table, key: Sequence[str]) -> int:
     """How many rows have a lower key than the row before them; all, if that cannot be told."""
     columns = [rows.column(k).combine_chunks() for k in key]
     if not columns or any(c.null_count or not _is_compared(c.type) for c in columns):
-        return rows.num_rows
+        return int(rows.num_rows)
     falls = 0
     ahead: pa.Array | None = None  # whether a row's first columns are those of the row before it
     for column in columns:
         before, after = column[:-1], column[1:]
         lower = pc.greater(before, after)
-        falls += pc.sum(lower if ahead is None else pc.and_(lower, ahead), min_count=0).as_py()
+        falls += int(pc.sum(lower if ahead is None else pc.and_(lower, ahead), min_count=0).as_py())
         if column is not columns[-1]:
             same = pc.equal(before, after)
             ahead = same if ahead is None else pc.and_(ahead, same)

@@ -79,8 +79,8 @@ SELECT named.oid::int8 AS named_oid, own_schema.nspname || '.' || own.relname AS
   LEFT JOIN pg_namespace own_schema ON own_schema.oid = own.relnamespace
  ORDER BY t.place
 """
-# Whether rows lie in the order of the key, by the last ANALYZE: that of its first column, which tells most of them apart
-# (a negative number of distinct values is a share of the rows, a tenth at least).
+# Whether rows lie in the order of the key, by the last ANALYZE: in that of its first column, which tells most of them
+# apart (a negative number of distinct values is a share of the rows, a tenth at least).
 _INDEX_QUERY: Final = """
 SELECT i.indisprimary AS primary, i.indisreplident AS identity,
        (SELECT array_agg(a.attname::text ORDER BY k.place)

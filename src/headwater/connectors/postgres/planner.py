@@ -89,8 +89,8 @@ def page_end(conn: Connection, table: TableInfo, split: Split, page: Page) -> Bo
 
 def _physical_end(table: TableInfo, split: Split, page: Page) -> Bound | None:
     """In pages of the table, by the rows that they have on average; of a partitioned one the same pages of each."""
-    first = _page_number(split.left) or 0
-    behind = _page_number(split.right) or table.largest_pages
+    first = 0 if split.left is None else page_number(split.left[0])
+    behind = table.largest_pages if split.right is None else page_number(split.right[0])
     per_page = table.rows / table.largest_pages if table.rows > 0 and table.largest_pages else ASSUMED_ROWS_PER_PAGE
     if (behind - first) * per_page <= WHOLE_UP_TO * page.rows:
         return None
@@ -98,8 +98,8 @@ def _physical_end(table: TableInfo, split: Split, page: Page) -> Bound | None:
     return (f"({end},0)",) if end < behind else None
 
 
-def _page_number(bound: Bound | None) -> int | None:
-    return None if bound is None else int(bound[0][1:].partition(",")[0])
+def page_number(ctid: str) -> int:
+    return int(ctid[1:].partition(",")[0])
 
 
 def _key_after(conn: Connection, table: TableInfo, split: Split, rows: int) -> Bound | None:
@@ -267,20 +267,21 @@ def _compared(names: Sequence[str], operator: str, values: Sequence[str]) -> sql
     return sql.SQL(form).format(columns, sql.SQL(operator), literals)
 
 
-def prefer_index(conn: Connection, *, in_pages: bool = False) -> None:
+def prefer_index(conn: Connection) -> None:
     """For the rest of the transaction: a part of a table is not read by scanning all of it, whatever its statistics
-    say. Compiling the statement takes longer than it saves, and several readers are ours to decide, not the server's.
+    say. Compiling the statement takes longer than it saves, and how many readers there are is ours to decide."""
+    conn.execute("SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0")
 
-    `in_pages`: the index first tells all pages of the part, which are then read one after the other. Where the table
-    lies in the order of its keys that costs the server a twentieth less, and rows come in nearly the same order.
+
+def prefer_pages(conn: Connection) -> None:
+    """After `prefer_index`: the index first tells all pages of the part, which are then read one after the other. Where
+    the table lies in the order of its keys that costs the server a twentieth less, and rows come in nearly that order.
+
     Servers before 18 would ask the system for each page ahead of time; in this order it reads ahead by itself.
     """
-    settings = ["enable_seqscan = off", "jit = off", "max_parallel_workers_per_gather = 0"]
-    if in_pages:
-        settings.append("enable_indexscan = off")
-        if conn.info.server_version < _READ_STREAMS:
-            settings.append("effective_io_concurrency = 0")
-    conn.execute("; ".join(f"SET LOCAL {setting}" for setting in settings).encode())
+    conn.execute("SET LOCAL enable_indexscan = off")
+    if conn.info.server_version < _READ_STREAMS:
+        conn.execute("SET LOCAL effective_io_concurrency = 0")
 
 
 _READ_STREAMS: Final = 180000  # the first version whose bitmap scans read several pages at once
