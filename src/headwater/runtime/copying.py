@@ -49,7 +49,6 @@ class Copying:
     def __init__(self, backfill: TableBackfill) -> None:
         self.table = backfill
         self.core = backfill.core
-        self._busy = 0  # readers that have a job
         self._paths: dict[int, str] = {}  # the file that was taken for a split
         self._failed = False
         self._asked_for_barrier = False
@@ -159,36 +158,31 @@ class Copying:
             await self.core.main.checkpoint()
 
     async def _read_ranges(self) -> None:
-        """Several readers, each with jobs of its own: none waits for the slowest split of another."""
-        count = self._batch
-        ends = await asyncio.gather(*(self._reader(count) for _ in range(count)), return_exceptions=True)
+        """Several readers that take from the same splits; where somebody wants it slow, each one split at a time."""
+        count, table = self._batch, self.table
+        if table.rate_limit is None and not table.cursor:
+            await self._read(self._waiting()[: count * MOST_IN_TURN], SharedSnapshot(), readers=count, at_once=count)
+            return
+        ends = await asyncio.gather(*(self._slow_reader(count) for _ in range(count)), return_exceptions=True)
         faults = [end for end in ends if end is not None]
         if faults:  # one that will not pass by itself decides
             raise min(faults, key=lambda fault: isinstance(fault, TransientError | ReadPaused))
 
-    async def _reader(self, count: int) -> None:
-        """Read the next splits until there are none, somebody wants it otherwise, or another reader has failed."""
+    async def _slow_reader(self, count: int) -> None:
+        """Read the next split until there is none, somebody wants it otherwise, or another reader has failed."""
         self._failed = False
-        while not self._failed and (batch := self._next_splits(count)):
-            self._busy += 1
+        while not self._failed and (split := self._next_split(count)):
             try:
-                await self._read(batch, SharedSnapshot(), readers=count)
+                await self._read([split], SharedSnapshot(), readers=count)
             except BaseException:
                 self._failed = True
                 raise
-            finally:
-                self._busy -= 1
 
-    def _next_splits(self, count: int) -> list[SplitInfo]:
-        """A share of what waits, for a job costs as much as some splits; one where somebody wants it slow."""
+    def _next_split(self, count: int) -> SplitInfo | None:
         table = self.table
-        waiting = self._waiting()
-        if not waiting or table.rate_limit == 0 or self._batch != count:
-            return []
-        if table.rate_limit is not None or table.cursor:
-            return waiting[:1]
-        # Every so manyth: neighbours are alike in size, so the shares are.
-        return waiting[:: max(1, count - self._busy)][:MOST_IN_TURN]
+        slow = table.rate_limit is not None or table.cursor
+        waiting = self._waiting() if slow and table.rate_limit != 0 and self._batch == count else []
+        return waiting[0] if waiting else None
 
     def _waiting(self) -> list[SplitInfo]:
         return [s for s in self.table.splits.values() if s.state is SplitState.PLANNED]
@@ -214,7 +208,7 @@ class Copying:
             while waiting := self._waiting():  # what a read has left of its split is among them
                 readers = min(self._batch, len(waiting))
                 each = 1 if self.table.rate_limit is not None else MOST_IN_TURN
-                await self._read(waiting[: readers * each], snapshot, readers=readers)
+                await self._read(waiting[: readers * each], snapshot, readers=readers, at_once=readers)
 
     @property
     def _batch(self) -> int:
@@ -227,12 +221,10 @@ class Copying:
         one = len(table.splits) == 1 and not table.cursor and table.rate_limit is None
         return one and table.info is not None and table.info.size_bytes <= SMALL_BYTES
 
-    async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot, *, readers: int) -> None:
-        """One Spark job for as many of them as it gets to: under a shared snapshot one task a reader, else one task."""
+    async def _read(self, batch: list[SplitInfo], snapshot: SharedSnapshot, *, readers: int, at_once: int = 1) -> None:
+        """Spark jobs for as many of them as they get to, `at_once` of the `readers` that the table has."""
         self.table.report(waiting_for=self._trouble)
         self.table.reading(batch)
-        shared = bool(snapshot.name)
-        at_once = readers if shared else 1
         try:
             tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot, readers)
             async with self._noted(batch, wanted=len(batch) > at_once) as notes:
@@ -240,7 +232,9 @@ class Copying:
                 found = await reads.run(self.table.table_id, tasks, at_once=at_once, small=self._small, notes=notes)
             await self._take(batch, {r["split_id"]: r for r in found})
         except BaseException:
-            if shared and any(x.state in (SplitState.PLANNED, SplitState.READING) for x in self.table.splits.values()):
+            if snapshot.name and any(
+                x.state in (SplitState.PLANNED, SplitState.READING) for x in self.table.splits.values()
+            ):
                 self.core.forget_files(self.table.forget_staged())
             raise
         finally:
@@ -252,7 +246,7 @@ class Copying:
 
     @asynccontextmanager
     async def _noted(self, batch: list[SplitInfo], *, wanted: bool) -> AsyncIterator[Notes | None]:
-        """While this lasts, splits are taken as staged when the job has noted that they are; for the last time at its
+        """While this lasts, splits are taken as staged when a job has noted that they are; for the last time at the
         end, whatever that was."""
         if not wanted:
             yield None

@@ -1,6 +1,6 @@
 """Reads at the source as Spark jobs: how many run at once, and small ones of many tables together in one job.
 
-    a read of a large table, or a slow one ─► a job of its own, with so many slots as it has readers
+    reads of a large table, or slow ones ─► a job for each reader, which take from the same splits
     reads of whole small tables ─► gather while the slots are taken ─► one job for all of them
 
 A job costs Spark as much as reading 100,000 rows. Fifty tables of a few rows are one job, and one connection at a time.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError
 if TYPE_CHECKING:
     from headwater.backfill.cdc.notes import Notes
     from headwater.engine import EngineCore
+    from headwater.spark.backfill import ReadInTurn
 
 Result = dict[str, Any]
 
@@ -41,6 +42,11 @@ class ReadSlots:
         self.total = max(1, slots - 1)
         self._free = self.total
         self._changed = asyncio.Condition()
+
+    def at_once(self, wanted: int) -> int:
+        """How many readers are begun: one in any case, others only if they need not wait. They are asked for anew when
+        a job has ended, and one that waits would hold up those that are done."""
+        return max(1, min(wanted, self._free))
 
     @asynccontextmanager
     async def take(self, count: int) -> AsyncIterator[None]:
@@ -83,23 +89,24 @@ class Reads:
         small: bool = False,
         notes: Notes | None = None,
     ) -> list[Result]:
-        """The results of one table's reads, so many of them `at_once`; the first error is raised as what it is.
+        """The results of one table's reads, by up to so many readers `at_once`; an error is raised as what it is, one
+        that will not pass by itself before others.
 
-        With `notes` some reads may be left out, when the job has taken long, and those before an error are in them.
+        With `notes` some reads may be left out, when the jobs have taken long, and those before an error are in them.
         """
-        from headwater.spark.backfill import ReadInTurn
-
         if small:
-            results = await self._with_others(table_id, tasks)
+            ends: list[list[Result] | BaseException] = [await self._with_others(table_id, tasks)]
         else:
-            shares = [tuple(tasks[i::at_once]) for i in range(at_once)]
-            turns = [ReadInTurn(share, notes, JOB_S) if notes else ReadInTurn(share) for share in shares]
-            results = await self._job([[turn] for turn in turns], subject=table_id)
-        for result in results:
-            if "error" in result:
-                if notes is None:
-                    self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
-                raise _as_error(result)
+            turns = in_turns(tasks, self.slots.at_once(at_once), notes)
+            jobs = (self._job([[turn]], subject=table_id) for turn in turns)
+            ends = list(await asyncio.gather(*jobs, return_exceptions=True))
+        results = [result for end in ends if not isinstance(end, BaseException) for result in end]
+        faults = [end for end in ends if isinstance(end, BaseException)]
+        faults += [_as_error(result) for result in results if "error" in result]
+        if faults:
+            if notes is None:
+                self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
+            raise min(faults, key=lambda fault: isinstance(fault, TransientError | ReadPaused))
         return results
 
     async def _job(self, groups: list[list[Any]], *, subject: int | None = None) -> list[Result]:
@@ -160,6 +167,22 @@ class Reads:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+
+
+def in_turns(tasks: Sequence[Any], readers: int, notes: Notes | None) -> list[ReadInTurn]:
+    """What each of the readers is told to read: its share, every so manyth split, for neighbours are alike in size.
+    Where splits can be claimed, then those of the others, from their end on: whoever is done first helps the rest."""
+    from headwater.spark.backfill import ReadInTurn
+
+    readers = min(readers, len(tasks))
+    shares = [tuple(tasks[i::readers]) for i in range(readers)]
+    if notes is None:
+        return [ReadInTurn(share) for share in shares]
+    turns = []
+    for reader, share in enumerate(shares):
+        others = [t for i, t in enumerate(tasks) if i % readers != reader][::-1] if notes.can_claim else []
+        turns.append(ReadInTurn((*share, *others), notes, JOB_S, reader))
+    return turns
 
 
 def _fail(request: _Small, error: Exception) -> None:

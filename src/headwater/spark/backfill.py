@@ -167,12 +167,14 @@ class ReadInTurn:
     """Reads several splits of a table one after the other, by one connection. While one is written the next is read:
     the server and the worker would otherwise wait for each other.
 
-    With `notes` each result is told at once, and no further split is begun after `for_s`.
+    With `notes` each result is told at once, no further split is begun after `for_s`, and none that another `reader`
+    with the same notes has begun.
     """
 
     reads: tuple[ReadSplit, ...]
     notes: Notes | None = None
     for_s: float = float("inf")
+    reader: int = 0
 
     @property
     def subject(self) -> int:
@@ -204,6 +206,8 @@ class ReadInTurn:
                 for read in waiting:
                     if writing and time.monotonic() > until:
                         break
+                    if self.notes is not None and not self.notes.claim(read.split.split_id, self.reader):
+                        continue
                     found = read.fetch(conn, dense=dense)
                     dense = found.dense
                     if writing:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headwater.errors import DefiniteError, TransientError
-from headwater.runtime.reads import Reads
+from headwater.runtime.reads import Reads, ReadSlots
 from headwater.spark.tasks import Task, run_guarded
 
 
@@ -107,6 +107,33 @@ def test_read_that_nobody_waits_for_any_more_leaves_no_file(monkeypatch: pytest.
         asked[0].cancel()
         world.may_run.set()
         assert (await asked[1])[0]["subject"] == 2
+        assert world.forgotten == ["1.parquet"]
+
+    asyncio.run(story())
+
+
+def test_further_readers_of_a_table_are_begun_only_where_they_need_not_wait() -> None:
+    async def story() -> None:
+        slots = ReadSlots(4)
+        assert [slots.at_once(n) for n in (1, 2, 5)] == [1, 2, 3]
+        async with slots.take(2):
+            assert [slots.at_once(n) for n in (1, 2)] == [1, 1]
+            async with slots.take(1):
+                assert slots.at_once(2) == 1
+        assert slots.at_once(2) == 2
+
+    asyncio.run(story())
+
+
+def test_of_several_faults_one_that_will_not_pass_by_itself_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        world = World(monkeypatch)
+        world.reads.slots = ReadSlots(3)
+        monkeypatch.setattr("headwater.spark.backfill.ReadInTurn", lambda share, *_: share[0])
+        with pytest.raises(DefiniteError):
+            await world.reads.run(1, [FakeRead(1, "unreachable"), FakeRead(1, "definite")], at_once=2)
+        with pytest.raises(TransientError):
+            await world.reads.run(1, [FakeRead(1), FakeRead(1, "unreachable")], at_once=2)
         assert world.forgotten == ["1.parquet"]
 
     asyncio.run(story())
