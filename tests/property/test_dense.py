@@ -37,6 +37,10 @@ def test_what_is_missing_is_what_no_key_is(case: tuple[int, int, list[int]]) -> 
     assert all(b + 1 < c for (_, b), (c, _) in itertools.pairwise(gaps)), "ranges that touch are one"
 
 
+def test_a_key_that_is_there_twice_hides_no_other() -> None:
+    assert missing(np.array([0, 1, 2, 2, 4]), 0, 5) == [(3, 3)]
+
+
 @settings(max_examples=300, deadline=None)
 @given(parts(), st.sampled_from([1, 100]))
 def test_rows_of_other_parts_are_left_out_and_too_many_gaps_are_refused(

@@ -14,8 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from headwater.model.schema import Column, Schema
+from headwater.storage.files import DataDir
 from headwater.storage.packing import DIFFERENCES, unpacked
-from headwater.storage.parquet import write_table
+from headwater.storage.parquet import supported, write_table
+from headwater.storage.segments import arrow_schema, write_segment
 
 pytestmark = pytest.mark.spark
 ROWS = 3001
@@ -145,6 +148,22 @@ def test_row_groups_that_cannot_match_are_not_read(
         found = reader.read.parquet(path).where(condition).select("id", "one")
         assert len(found.collect()) == rows
         assert scanned(found) <= from_file
+
+
+@pytest.mark.parametrize("rare", ["ARRAY<INT>", "DECIMAL(30,2)"])
+def test_filters_on_zeros_and_nan_find_them_also_beside_columns_that_arrow_writes(
+    reader: SparkSession, tmp_path: Path, rare: str
+) -> None:
+    schema = Schema((Column("id", "BIGINT"), Column("x", "DOUBLE"), Column("rare", rare)), ("id",))
+    values = [-0.0, -0.0, -0.0, 1.0] * 3000
+    for name, x in (("zeros", values), ("nans", [float("nan") if i == 7 else 1.0 for i in range(12000)])):
+        rare_type = arrow_schema(schema).field("rare").type
+        rows = pa.table({"id": range(12000), "x": x, "rare": pa.nulls(12000, rare_type)})
+        segment = write_segment(DataDir(str(tmp_path / name)), 1, schema, rows, kind="base", vnode_count=4)
+        assert not supported(pq.read_schema(tmp_path / name / segment.path))
+        read = reader.read.parquet(str(tmp_path / name / segment.path))
+        assert read.where("x = 0.0D").count() == (9000 if name == "zeros" else 0)
+        assert read.where("x > 5.0D").count() == (0 if name == "zeros" else 1)  # NaN is the greatest
 
 
 @pytest.mark.parametrize("words", [[], ["x"]], ids=["plain", "dictionary"])

@@ -206,13 +206,17 @@ class Copying:
             return
         async with exported_snapshot(self.table.source.config, self.table.oid) as snapshot:
             while waiting := self._waiting():  # what a read has left of its split is among them
-                readers = min(self._batch, len(waiting))
+                readers = self.core.capture.reads.slots.at_once(min(self._batch, len(waiting)))
                 each = 1 if self.table.rate_limit is not None else MOST_IN_TURN
                 await self._read(waiting[: readers * each], snapshot, readers=readers, at_once=readers)
 
     @property
     def _batch(self) -> int:
         return 1 if self.table.cursor else min(self.table.parallelism, self.core.capture.reads.slots.total)
+
+    def _goes_on(self, readers: int) -> bool:
+        """Nobody wants it otherwise meanwhile."""
+        return self.table.rate_limit is None and self._batch == readers
 
     @property
     def _small(self) -> bool:
@@ -227,9 +231,14 @@ class Copying:
         self.table.reading(batch)
         try:
             tasks = await asyncio.to_thread(self._read_tasks, batch, snapshot, readers)
-            async with self._noted(batch, wanted=len(batch) > at_once) as notes:
+            async with self._noted(batch, wanted=len(batch) > 1) as notes:
                 reads = self.core.capture.reads
-                found = await reads.run(self.table.table_id, tasks, at_once=at_once, small=self._small, notes=notes)
+                if self._small:
+                    found = await reads.run_small(self.table.table_id, tasks)
+                else:
+                    found = await reads.run(
+                        self.table.table_id, tasks, at_once=at_once, notes=notes, go_on=lambda: self._goes_on(readers)
+                    )
             await self._take(batch, {r["split_id"]: r for r in found})
         except BaseException:
             if snapshot.name and any(
@@ -260,6 +269,7 @@ class Copying:
                     async with asyncio.timeout(NOTES_S):
                         await ended.wait()
                 await self._take(batch, await asyncio.to_thread(notes.read))
+            await self._take(batch, await asyncio.to_thread(notes.read))
 
         looking = asyncio.create_task(look(), name=f"notes of {self.table.name}")
         try:

@@ -1,6 +1,6 @@
 """Reads at the source as Spark jobs: how many run at once, and small ones of many tables together in one job.
 
-    reads of a large table, or slow ones ─► a job for each reader, which take from the same splits
+    reads of a large table ─► a job for each of its readers, which take from the same splits
     reads of whole small tables ─► gather while the slots are taken ─► one job for all of them
 
 A job costs Spark as much as reading 100,000 rows. Fifty tables of a few rows are one job, and one connection at a time.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +28,7 @@ Result = dict[str, Any]
 # A job has its slot to itself until it ends: other tables, and another parallelism, wait so long at the most.
 JOB_S: Final = 10.0
 SMALL_BYTES: Final = 1 << 20  # of a table that shares its job: some 10,000 rows, read in a tenth of a second
+MOST_HELPED: Final = 64  # splits of others that a reader is told of: it is told of them with its own, in each job
 MOST_TOGETHER: Final = 64  # reads of one job: their results come at its end, after a few seconds
 SMALL_IN_TURN: Final = 8  # reads that one Spark task makes one after the other before another task is worth its start
 
@@ -41,19 +42,29 @@ class ReadSlots:
     def __init__(self, slots: int) -> None:
         self.total = max(1, slots - 1)
         self._free = self.total
+        self._waiting = 0
         self._changed = asyncio.Condition()
 
+    @property
+    def wanted(self) -> bool:
+        """Somebody waits for a slot: whoever has had one for long does not take it again at once."""
+        return self._waiting > 0
+
     def at_once(self, wanted: int) -> int:
-        """How many readers are begun: one in any case, others only if they need not wait. They are asked for anew when
-        a job has ended, and one that waits would hold up those that are done."""
-        return max(1, min(wanted, self._free))
+        """How many readers are begun: one in any case, others only if they need not wait, since one that waits would
+        hold up those that are done."""
+        return max(1, min(wanted, 0 if self.wanted else self._free))
 
     @asynccontextmanager
     async def take(self, count: int) -> AsyncIterator[None]:
         count = min(count, self.total)
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._free >= count)
-            self._free -= count
+        self._waiting += 1
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._free >= count)
+                self._free -= count
+        finally:
+            self._waiting -= 1
         try:
             yield
         finally:
@@ -80,31 +91,53 @@ class Reads:
         self._small: list[_Small] = []
         self._serving: asyncio.Task[None] | None = None
 
+    async def run_small(self, table_id: int, tasks: list[Any]) -> list[Result]:
+        """The results of a small table's reads, in a job with those of others."""
+        return self._checked([await self._with_others(table_id, tasks)], noted=False)
+
     async def run(
         self,
         table_id: int,
         tasks: list[Any],
         *,
         at_once: int = 1,
-        small: bool = False,
         notes: Notes | None = None,
+        go_on: Callable[[], bool] = lambda: True,
     ) -> list[Result]:
         """The results of one table's reads, by up to so many readers `at_once`; an error is raised as what it is, one
         that will not pass by itself before others.
 
-        With `notes` some reads may be left out, when the jobs have taken long, and those before an error are in them.
+        With `notes` a reader has one job after the other, as long as it is to `go_on`, nobody waits for its slot, and
+        no reader has failed: some reads may be left out, and those before an error are in the notes.
         """
-        if small:
-            ends: list[list[Result] | BaseException] = [await self._with_others(table_id, tasks)]
-        else:
-            turns = in_turns(tasks, self.slots.at_once(at_once), notes)
-            jobs = (self._job([[turn]], subject=table_id) for turn in turns)
-            ends = list(await asyncio.gather(*jobs, return_exceptions=True))
+        failed = asyncio.Event()
+
+        async def reader(turn: ReadInTurn) -> list[Result]:
+            results: list[Result] = []
+            try:
+                while True:
+                    results += await self._job([[turn]], subject=table_id)
+                    if any("error" in result for result in results):
+                        failed.set()
+                    if notes is None or failed.is_set() or self.slots.wanted or not go_on():
+                        return results
+                    begun = await asyncio.to_thread(notes.begun)
+                    if all(read.split.split_id in begun for read in turn.reads):
+                        return results
+            except BaseException:
+                failed.set()
+                raise
+
+        turns = in_turns(tasks, self.slots.at_once(at_once), notes)
+        ends = await asyncio.gather(*map(reader, turns), return_exceptions=True)
+        return self._checked(ends, noted=notes is not None)
+
+    def _checked(self, ends: Sequence[list[Result] | BaseException], *, noted: bool) -> list[Result]:
         results = [result for end in ends if not isinstance(end, BaseException) for result in end]
         faults = [end for end in ends if isinstance(end, BaseException)]
         faults += [_as_error(result) for result in results if "error" in result]
         if faults:
-            if notes is None:
+            if not noted:
                 self.core.forget_files(r["segment"]["path"] for r in results if r.get("segment"))
             raise min(faults, key=lambda fault: isinstance(fault, TransientError | ReadPaused))
         return results
@@ -180,8 +213,8 @@ def in_turns(tasks: Sequence[Any], readers: int, notes: Notes | None) -> list[Re
         return [ReadInTurn(share) for share in shares]
     turns = []
     for reader, share in enumerate(shares):
-        others = [t for i, t in enumerate(tasks) if i % readers != reader][::-1] if notes.can_claim else []
-        turns.append(ReadInTurn((*share, *others), notes, JOB_S, reader))
+        others = [t for i, t in enumerate(tasks) if i % readers != reader][::-1][:MOST_HELPED]
+        turns.append(ReadInTurn((*share, *others) if notes.can_claim else share, notes, JOB_S, reader))
     return turns
 
 

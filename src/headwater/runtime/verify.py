@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.cdc.state import SplitState
@@ -142,10 +142,12 @@ async def _read_source(core: EngineCore, table: TableBackfill, splits: list[Spli
         pass
     async with exported_snapshot(table.source.config, table.oid) as snapshot:
         copy.low = snapshot.low
-        count = min(table.parallelism, core.capture.reads.slots.total)
-        size = count * (IN_TURN if table.rate_limit is None else 1)
-        for first in range(0, len(splits), size):
+        first = 0
+        while first < len(splits):
+            count = core.capture.reads.slots.at_once(table.parallelism)
+            size = count * (IN_TURN if table.rate_limit is None else 1)
             await _read_batch(core, table, splits[first : first + size], count, snapshot, copy)
+            first += size
 
 
 async def _read_batch(
@@ -153,6 +155,7 @@ async def _read_batch(
 ) -> None:
     readers = min(readers, len(rows))
     tasks = await asyncio.to_thread(table.read_tasks, rows, snapshot, readers)
+    tasks = [replace(task, by_index=True) for task in tasks]
     for result in await core.capture.reads.run(table.table_id, tasks, at_once=readers):
         copy.high = max(copy.high, result["high"])
         if result["segment"]:

@@ -48,7 +48,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class ReadSplit:
-    """Reads `split` in one statement. Holds a reference to the password, never the password.
+    """Reads `split` under one snapshot. Holds a reference to the password, never the password.
 
     `snapshot` is one that the engine exported, so that several reads see the same; `low` is what it sees, `storage` the
     files that the table had before it (`planner.storage`).
@@ -70,6 +70,8 @@ class ReadSplit:
     storage: str = ""
     page: Page = WHOLE
     """How much of the split to read; the result says where that ends (`right`)."""
+    by_index: bool = False
+    """Not page by page: a small part is not worth it, and a check should not rest on what it checks."""
 
     @property
     def subject(self) -> int:
@@ -89,9 +91,10 @@ class ReadSplit:
                 prefer_index(conn)
             if end := page_end(conn, self.table, split, self.page):
                 split = dataclasses.replace(split, right=end)
-            rows, dense = self._read(conn, split, dense=dense)
+            plain = self.by_index or self.page.rows > 0
+            rows, worth_it = self._read(conn, split, dense=dense and not plain)
             check_storage(conn, self.table, before)
-        return Fetched(rows, mark, split.right_json, dense)
+        return Fetched(rows, mark, split.right_json, dense and (plain or worth_it))
 
     def stage(self, found: Fetched, packed: dict[str, Any]) -> dict[str, Any]:
         """Write what was read; what the engine is told of it. `packed` is filled by the first split that has rows."""

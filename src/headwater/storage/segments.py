@@ -106,6 +106,7 @@ def _write_rows(rows: pa.Table, memory: int, out: pa.NativeFile, packed: dict[st
         parquet.write_table(rows, out, row_group_size=groups["row_group_size"], **packed)
     else:
         # Without Arrow's own types: a reader is to see those of the table.
+        packed = _floats_plain(rows.schema, packed)
         pq.write_table(_without_levels(rows), out, store_schema=False, **groups, **packed)
 
 
@@ -119,6 +120,17 @@ def _as_stored(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
 def _is_compact(given: pa.DataType, wanted: pa.DataType) -> bool:
     decimal = pa.types.is_decimal64(given) and pa.types.is_decimal(wanted)
     return bool(decimal and (given.precision, given.scale) == (wanted.precision, wanted.scale))
+
+
+def _floats_plain(schema: pa.Schema, packed: dict[str, Any]) -> dict[str, Any]:
+    """Spark looks a filter's 0.0 up in the dictionary of a row group, where -0.0 is another value, and takes a NaN to
+    be within the least and greatest value, which Arrow notes without it. `parquet.py` knows how to write both."""
+    others = [f.name for f in schema if not pa.types.is_floating(f.type)]
+    noted = packed.get("write_statistics", others)
+    return packed | {
+        "use_dictionary": [n for n in packed["use_dictionary"] if n in others],
+        "write_statistics": [n for n in noted if n in others],
+    }
 
 
 def _without_levels(rows: pa.Table) -> pa.Table:

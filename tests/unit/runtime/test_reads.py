@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headwater.backfill.cdc.notes import Notes
 from headwater.errors import DefiniteError, TransientError
 from headwater.runtime.reads import Reads, ReadSlots
 from headwater.spark.tasks import Task, run_guarded
+from headwater.storage.files import DataDir
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class World:
         return [result for task in tasks for result in run_guarded(task)]
 
     async def read(self, *reads: FakeRead) -> list[Any]:
-        asked = [self.reads.run(r.subject, [r], small=True) for r in reads]
+        asked = [self.reads.run_small(r.subject, [r]) for r in reads]
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
 
@@ -102,7 +105,7 @@ def test_read_that_nobody_waits_for_any_more_leaves_no_file(monkeypatch: pytest.
     async def story() -> None:
         world = World(monkeypatch)
         world.may_run.clear()
-        asked = [asyncio.create_task(world.reads.run(i, [FakeRead(i)], small=True)) for i in (1, 2)]
+        asked = [asyncio.create_task(world.reads.run_small(i, [FakeRead(i)])) for i in (1, 2)]
         await asyncio.sleep(0.01)
         asked[0].cancel()
         world.may_run.set()
@@ -135,5 +138,68 @@ def test_of_several_faults_one_that_will_not_pass_by_itself_is_told(monkeypatch:
         with pytest.raises(TransientError):
             await world.reads.run(1, [FakeRead(1), FakeRead(1, "unreachable")], at_once=2)
         assert world.forgotten == ["1.parquet"]
+
+    asyncio.run(story())
+
+
+class Turns(World):
+    """Jobs that get to one split each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        super().__init__(monkeypatch)
+        self.reads.slots = ReadSlots(3)
+        self.notes = Notes.fresh(DataDir(str(folder)))
+        self.fails_at = 0
+
+    def run_tasks(self, spark: object, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        ((turn,),) = groups
+        noted = turn.notes.read()
+        for number in (read.split.split_id for read in turn.reads):
+            if number not in noted and turn.notes.claim(number, turn.reader):
+                self.jobs.append([number])
+                if number == self.fails_at:
+                    raise MemoryError
+                turn.notes.write(number, {"split_id": number})
+                break
+        return []
+
+    async def run_turns(self, splits: int, **more: Any) -> None:
+        tasks = [SimpleNamespace(split=SimpleNamespace(split_id=n)) for n in range(1, splits + 1)]
+        await self.reads.run(1, tasks, at_once=2, notes=self.notes, **more)
+
+
+def test_a_reader_has_jobs_until_every_split_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def story() -> None:
+        world = Turns(monkeypatch, tmp_path)
+        await world.run_turns(7)
+        assert sorted(n for job in world.jobs for n in job) == [1, 2, 3, 4, 5, 6, 7]
+        assert sorted(world.notes.read()) == [1, 2, 3, 4, 5, 6, 7]
+
+    asyncio.run(story())
+
+
+def test_a_reader_ends_with_its_job_if_it_is_told_to_or_another_failed_or_somebody_waits_for_its_slot(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        world = Turns(monkeypatch, tmp_path)
+        await world.run_turns(7, go_on=lambda: False)
+        assert len(world.jobs) == 2
+
+        world = Turns(monkeypatch, tmp_path)
+        world.fails_at = 2
+        with pytest.raises(TransientError):
+            await world.run_turns(50)
+        assert len(world.jobs) < 5
+
+        world = Turns(monkeypatch, tmp_path)
+        world.may_run.clear()
+        running = asyncio.create_task(world.run_turns(7))
+        await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(world.reads.slots.take(2).__aenter__())
+        await asyncio.sleep(0.01)
+        world.may_run.set()
+        await running
+        assert len(world.jobs) == 2 and await asyncio.wait_for(waiting, 1) is None
 
     asyncio.run(story())

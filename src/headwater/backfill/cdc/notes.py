@@ -50,13 +50,18 @@ class Notes:
             return True
         _, path = self.data_dir.path(f"{self.folder}/{split_id}.claim")
         try:
-            made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             with open(path, "rb") as claimed:
                 return claimed.read() == str(reader).encode()
         with open(made, "wb") as claim:
             claim.write(str(reader).encode())
         return True
+
+    def begun(self) -> set[int]:
+        """The splits that were claimed or read."""
+        names = (name.rsplit("/", 1)[-1] for name, _ in self.data_dir.list(self.folder))
+        return {int(name.partition("." if name.endswith(".claim") else "-")[0]) for name in names}
 
     def read(self) -> dict[int, dict[str, Any]]:
         """The results by split; of several for one split any: each is that of a whole read."""

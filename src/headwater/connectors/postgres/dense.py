@@ -7,9 +7,10 @@ read page by page instead of by the index, and shown to be complete by their key
 
 No two rows of a snapshot have the same key, so that a row elsewhere can only have a key that was not found: those are
 looked up one range of them at a time, under the same snapshot. A scan of pages costs the server a tenth less than one
-by the index, and takes no other pages out of its memory.
+by the index: it sees a page's rows at once, and needs none of the index's pages.
 
-It is worth it where next to every number is a key. Where it is not, the caller reads by the index, as for other keys.
+It is worth it where next to every number is a key, which some pages in the middle tell before all are read. Where it is
+not, the caller reads by the index, as for other keys.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from psycopg import sql
 from headwater.capture.splits import Split, SplitKind
 from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import translated
-from headwater.connectors.postgres.planner import page_number
+from headwater.connectors.postgres.planner import page_number, split_query
 
 Connection = psycopg.Connection[Any]
 
 _WHOLE_NUMBERS: Final = frozenset({20, 21, 23})  # int8, int2, int4
 SPARSE: Final = 1.2  # numbers, and pages, for each that is expected; with more there are other keys or rows between
 ROWS_PER_GAP: Final = 100  # a look-up costs the server as much as the pages save for so many rows
+PROBED_PAGES: Final = 6  # a few hundred rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class DensePart:
         keys = rows.column(self.key).to_numpy().astype(np.int64, copy=False)
         rows, keys = self._inside(rows, keys)
         gaps = missing(keys, self.low, self.high)
-        return None if len(gaps) * ROWS_PER_GAP > len(keys) + ROWS_PER_GAP else (rows, gaps)
+        return None if _too_many(gaps, len(keys)) else (rows, gaps)
 
     def _inside(self, rows: pa.Table, keys: NDArray[np.int64]) -> tuple[pa.Table, NDArray[np.int64]]:
         """Of the first and the last page some rows are the neighbours'."""
@@ -65,11 +67,12 @@ class DensePart:
 
 def missing(keys: NDArray[np.int64], low: int, high: int) -> list[tuple[int, int]]:
     """The ranges `[from, to]` of the numbers in `[low, high)` that are not among the keys, which are in it."""
-    if keys.size == high - low:
-        return []
     if keys.size == 0:
         return [(low, high - 1)]
-    if not (keys[1:] >= keys[:-1]).all():
+    rising = bool((keys[1:] > keys[:-1]).all())
+    if rising and keys.size == high - low:
+        return []
+    if not rising:
         keys = np.sort(keys, kind="stable")  # which takes little where they are nearly in order
     before = [(low, int(keys[0]) - 1)] if keys[0] > low else []
     between = [(int(keys[i]) + 1, int(keys[i + 1]) - 1) for i in np.flatnonzero(np.diff(keys) > 1)]
@@ -82,15 +85,31 @@ def dense_part(conn: Connection, table: TableInfo, split: Split) -> DensePart | 
     if split.left is None or split.right is None or split.kind is not SplitKind.KEY or not _is_promising(table):
         return None
     low, high = int(split.left[0]), int(split.right[0])
-    ends = _pages(conn, table, low, high)
+    ends = _ends(conn, table, low, high)
     if ends is None or high <= low:
         return None
     first, behind = ends[0], ends[1] + 1
     expected = (high - low) * table.pages / table.rows
     if not expected / SPARSE - 1 <= behind - first <= expected * SPARSE + 2:
         return None
-    pages = Split(split.split_id, (f"({first},0)",), (f"({behind},0)",), SplitKind.CTID)
-    return DensePart(table.key[0], low, high, pages)
+    middle = (first + behind - PROBED_PAGES) // 2
+    if middle > first and not _is_dense(conn, table, _pages(middle, middle + PROBED_PAGES)):
+        return None
+    return DensePart(table.key[0], low, high, _pages(first, behind))
+
+
+def _too_many(gaps: Sequence[tuple[int, int]], keys: int) -> bool:
+    return len(gaps) * ROWS_PER_GAP > keys + ROWS_PER_GAP
+
+
+def _pages(first: int, behind: int) -> Split:
+    return Split(0, (f"({first},0)",), (f"({behind},0)",), SplitKind.CTID)
+
+
+def _is_dense(conn: Connection, table: TableInfo, pages: Split) -> bool:
+    with translated("looking at some pages"):
+        keys = [int(row[0]) for row in conn.execute(split_query(table, table.key, pages))]
+    return bool(keys) and not _too_many(missing(np.array(keys, np.int64), min(keys), max(keys) + 1), len(keys))
 
 
 def _is_promising(table: TableInfo) -> bool:
@@ -98,7 +117,7 @@ def _is_promising(table: TableInfo) -> bool:
     return one and table.in_key_order and table.rows > 0 and table.pages > 0
 
 
-def _pages(conn: Connection, table: TableInfo, low: int, high: int) -> tuple[int, int] | None:
+def _ends(conn: Connection, table: TableInfo, low: int, high: int) -> tuple[int, int] | None:
     """The pages of the rows with the lowest and the highest key of a range; None without rows."""
     query = sql.SQL(
         "SELECT (SELECT ctid::text FROM {table} WHERE {key} >= {low} AND {key} < {high} ORDER BY {key} LIMIT 1), "

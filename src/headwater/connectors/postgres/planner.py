@@ -60,6 +60,7 @@ _FLUSHED: Final = "SELECT pg_is_in_recovery() OR pg_current_wal_flush_lsn() >= %
 FLUSH_WAIT_S: Final = 0.5  # the server's own writer is due every 0.2 s; after that we make it write
 # A commit of ours takes all of the log before it to disk; it waits for no standby.
 _FLUSH: Final = "SET synchronous_commit = local; SELECT pg_logical_emit_message(true, 'headwater', '')"
+_READ_STREAMS: Final = 180000  # the first version whose bitmap scans read several pages at once
 
 
 def plan_splits(conn: Connection, table: TableInfo, *, rows_per_split: int = DEFAULT_ROWS_PER_SPLIT) -> list[Split]:
@@ -158,6 +159,8 @@ def _sampled_bounds(conn: Connection, table: TableInfo, rows_per_split: int) -> 
         scale=100 / percent / share,
         target=rows_per_split,
     )
+    if share < 1:
+        conn.execute("SELECT setseed(0)")  # the same rows of the same pages: what is planned again is planned alike
     found: list[Bound] = [tuple(row) for row in conn.execute(query)]
     return [bound for bound in found if not _NOT_A_BOUND.intersection(bound)]
 
@@ -271,6 +274,7 @@ def prefer_index(conn: Connection) -> None:
     """For the rest of the transaction: a part of a table is not read by scanning all of it, whatever its statistics
     say. Compiling the statement takes longer than it saves, and how many readers there are is ours to decide."""
     conn.execute("SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL max_parallel_workers_per_gather = 0")
+    conn.execute("SET LOCAL enable_indexscan = on; SET LOCAL enable_bitmapscan = on; SET LOCAL enable_tidscan = on")
 
 
 def prefer_pages(conn: Connection) -> None:
@@ -282,9 +286,6 @@ def prefer_pages(conn: Connection) -> None:
     conn.execute("SET LOCAL enable_indexscan = off")
     if conn.info.server_version < _READ_STREAMS:
         conn.execute("SET LOCAL effective_io_concurrency = 0")
-
-
-_READ_STREAMS: Final = 180000  # the first version whose bitmap scans read several pages at once
 
 
 _STORAGE: Final = """
