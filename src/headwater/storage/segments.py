@@ -39,6 +39,7 @@ PAGE_ROWS: Final = 1024  # how often Arrow's writer looks whether a page is full
 
 ROWS_AT_A_TIME: Final = 1024
 NEARLY_IN_ORDER: Final = 16  # rows for each that is out of order, from which on to put these in costs next to nothing
+_WHOLE: Final = {32: pa.int32(), 64: pa.int64()}
 KNOWN_SEGMENTS: Final = 100_000  # whose format is remembered, some 20 MB
 
 
@@ -161,14 +162,15 @@ def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Arra
     # As copies of a table mostly come: rows of a vnode stay as they are, so that counting tells their places.
     from headwater.storage.placing import dealt_out  # late: numba is only loaded where rows are touched
 
-    numbers = keys.column(VNODE).to_numpy()
+    vnode = keys.column(VNODE).to_numpy()
     if falls:
-        order = _key_order(keys, schema.key)
-        counts, dealt = dealt_out(numbers[order], vnode_count)
+        number = _as_number(keys, schema.key)  # numpy's sort takes less the fewer there are to move
+        order = _compared(keys, schema.key).to_numpy() if number is None else np.argsort(number, kind="stable")
+        counts, dealt = dealt_out(vnode[order], vnode_count)
         places = np.empty(keys.num_rows, np.int64)
         places[order] = dealt
     else:
-        counts, places = dealt_out(numbers, vnode_count)
+        counts, places = dealt_out(vnode, vnode_count)
     return pa.array(np.repeat(np.arange(vnode_count, dtype=np.int32), counts)), places
 
 
@@ -178,17 +180,30 @@ def _inverse(order: NDArray[Any]) -> NDArray[np.int64]:
     return places
 
 
-def _key_order(rows: pa.Table, key: Sequence[str]) -> Any:
-    """Where each row comes from if rows that are nearly in the order of their keys are put in it."""
-    column = rows.column(key[0]).combine_chunks()
-    if len(key) == 1 and _is_number(column.type):  # numpy's sort takes less the fewer there are to move
-        # As whole numbers: numpy takes the least time for none at all, and sorts it last.
-        number = column.type if pa.types.is_integer(column.type) else _WHOLE[column.type.bit_width]
-        return np.argsort(column.view(number).to_numpy(), kind="stable")
-    return _compared(rows, key).to_numpy()
+def _as_number(rows: pa.Table, key: Sequence[str]) -> NDArray[np.int64] | None:
+    """The keys, each as one whole number, which are ordered as they are; None if they are others, or too far apart."""
+    columns = [rows.column(k).combine_chunks() for k in key]
+    if not all(_is_number(c.type) for c in columns):
+        return None
+    first, *others = map(_whole_numbers, columns)
+    if not others:
+        return first
+    number, room = np.zeros_like(first), 1
+    for values in (first, *others):
+        least = int(values.min())
+        span = int(values.max()) - least + 1
+        room *= span
+        if room >= 1 << 63:
+            return None
+        number = number * span + (values - least)
+    return number
 
 
-_WHOLE: Final = {32: pa.int32(), 64: pa.int64()}
+def _whole_numbers(column: pa.Array) -> NDArray[np.int64]:
+    """Of times too: numpy takes the least of them for none at all, and sorts it last."""
+    kind = column.type if pa.types.is_integer(column.type) else _WHOLE[column.type.bit_width]
+    numbers: NDArray[np.int64] = column.view(kind).to_numpy().astype(np.int64, copy=False)
+    return numbers
 
 
 def _compared(rows: pa.Table, key: Sequence[str]) -> pa.Array:
