@@ -50,6 +50,11 @@ class ReadSlots:
         """Somebody waits for a slot: whoever has had one for long does not take it again at once."""
         return self._waiting > 0
 
+    @property
+    def spare(self) -> bool:
+        """More than one slot is free, for whoever has just given one back."""
+        return self._free > 1 and not self.wanted
+
     def at_once(self, wanted: int) -> int:
         """How many readers are begun: one in any case, others only if they need not wait, since one that waits would
         hold up those that are done."""
@@ -107,27 +112,31 @@ class Reads:
         """The results of one table's reads, by up to so many readers `at_once`; an error is raised as what it is, one
         that will not pass by itself before others.
 
-        With `notes` a reader has one job after the other, as long as it is to `go_on`, nobody waits for its slot, and
-        no reader has failed: some reads may be left out, and those before an error are in the notes.
+        With `notes` a reader has one job after the other, as long as it is to `go_on`, nobody waits for a slot, none
+        that was not to be had becomes free, and no reader has failed. Then all end with their jobs, and some reads are
+        left out: whoever asks for them has other readers. Those before an error are in the notes.
         """
-        failed = asyncio.Event()
+        enough = asyncio.Event()
 
         async def reader(turn: ReadInTurn) -> list[Result]:
             results: list[Result] = []
             try:
                 while True:
                     results += await self._job([[turn]], subject=table_id)
-                    if any("error" in result for result in results):
-                        failed.set()
-                    if notes is None or failed.is_set() or self.slots.wanted or not go_on():
+                    failed = any("error" in result for result in results)
+                    too_few = len(turns) < at_once and self.slots.spare
+                    if failed or too_few or self.slots.wanted or not go_on():
+                        enough.set()
+                    if notes is None or enough.is_set():
                         return results
                     begun = await asyncio.to_thread(notes.begun)
                     if all(read.split.split_id in begun for read in turn.reads):
                         return results
             except BaseException:
-                failed.set()
+                enough.set()
                 raise
 
+        at_once = min(at_once, self.slots.total, len(tasks))
         turns = in_turns(tasks, self.slots.at_once(at_once), notes)
         ends = await asyncio.gather(*map(reader, turns), return_exceptions=True)
         return self._checked(ends, noted=notes is not None)

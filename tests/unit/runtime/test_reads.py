@@ -193,6 +193,14 @@ def test_a_reader_ends_with_its_job_if_it_is_told_to_or_another_failed_or_somebo
         assert len(world.jobs) < 5
 
         world = Turns(monkeypatch, tmp_path)
+        async with world.reads.slots.take(1):
+            running = asyncio.create_task(world.run_turns(40))
+            while len(world.jobs) < 5:
+                await asyncio.sleep(0.001)
+        await running  # with one reader, where there may be two now
+        assert 5 <= len(world.jobs) < 40
+
+        world = Turns(monkeypatch, tmp_path)
         world.may_run.clear()
         running = asyncio.create_task(world.run_turns(7))
         await asyncio.sleep(0.01)
