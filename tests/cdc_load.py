@@ -20,7 +20,8 @@ from typing import Any
 
 import psycopg
 
-TABLES = ["acc", "comp", "nat", "ledger"]
+TABLES = ["acc", "comp", "nat", "ledger", "series"]
+SERIES = 10  # times as many rows as the others: all numbers from one on, so that it is read page by page
 # What a server that goes down, or comes up, makes of a statement.
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 SCHEMA = """
@@ -30,6 +31,7 @@ CREATE TABLE comp (a text COLLATE "C", b int, val bigint, PRIMARY KEY (a, b));
 CREATE TABLE nat (name text COLLATE "{collation}" PRIMARY KEY, val bigint, big text);
 ALTER TABLE nat ALTER big SET STORAGE EXTERNAL;
 CREATE TABLE ledger (id uuid PRIMARY KEY, amount numeric(12, 2), note jsonb);
+CREATE TABLE series (id bigint PRIMARY KEY, val bigint, note text);
 """
 FILL = """
 INSERT INTO acc SELECT i * 3, i % 7, 1000, CASE WHEN i % 10 = 0 THEN repeat(md5(i::text), 300) END
@@ -38,6 +40,7 @@ INSERT INTO comp SELECT 'k' || (i % 50), i, 1000 FROM generate_series(1, {n}) i;
 INSERT INTO nat SELECT (ARRAY['a','B','ä','Z'])[i % 4 + 1] || i, 0,
   CASE WHEN i % 10 = 0 THEN repeat(md5(i::text), 300) END FROM generate_series(1, {n}) i;
 INSERT INTO ledger SELECT md5(i::text)::uuid, 0, NULL FROM generate_series(1, {n}) i;
+INSERT INTO series SELECT i, 1000, 'as it was' FROM generate_series(1, {n} * 10) i;
 ANALYZE;
 """
 
@@ -260,6 +263,16 @@ def _truncate(c: Any, rng: random.Random, n: int) -> None:
         c.execute("ROLLBACK TO two")
 
 
+def _series(c: Any, rng: random.Random, n: int) -> None:
+    """Rows get another place, go, come back, come behind the last one, or get another key."""
+    one, two, three, four = (rng.randint(1, SERIES * n) for _ in range(4))
+    c.execute("UPDATE series SET val = val + 1, note = repeat('y', %s) WHERE id = %s", (rng.randint(1, 900), one))
+    c.execute("DELETE FROM series WHERE id = %s", (two,))
+    again = rng.choice([two, three, SERIES * n + three])
+    c.execute("INSERT INTO series VALUES (%s, 1, 'new') ON CONFLICT (id) DO UPDATE SET val = 0", (again,))
+    c.execute("UPDATE series SET id = -id WHERE id = %s", (four,))
+
+
 BULK_ROWS = 20_000
 STEPS: list[Callable[[Any, random.Random, int], None]] = [
     _transfer,
@@ -272,6 +285,7 @@ STEPS: list[Callable[[Any, random.Random, int], None]] = [
     _savepoint,
     _bulk,
     _truncate,
+    _series,
 ]
 # About one step in a thousand is a TRUNCATE, or a bulk change: tables that are always empty prove nothing.
-WEIGHTS = [20, 20, 15, 15, 10, 6, 15, 8, 0.06, 0.05]
+WEIGHTS = [20, 20, 15, 15, 10, 6, 15, 8, 0.06, 0.05, 12]
