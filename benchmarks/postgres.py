@@ -30,6 +30,7 @@ READERS = 2
 TRIES = (
     5  # of a copy, ours and others' by turns; the best counts: on a machine with neighbours they differ by a quarter
 )
+STREAM_TRIES = 3  # of a backlog, by turns too
 SOURCE = """CREATE SOURCE shop WITH (connector='postgres-cdc', hostname='{host}', port='{port}', username='{user}',
     password='${{file:{secret}}}', database.name='{database}', slot.name='headwater')"""
 
@@ -331,21 +332,29 @@ def stream(scale: Scale) -> Iterator[Figure]:
         warm_up(b)
         b.capture(100_000)
         b.live()
-        b.db.execute("SELECT pg_create_logical_replication_slot('bench', 'pgoutput')")
-        b.proxy.refuse()
-        b.proxy.cut()
-        for low in range(1001, 1001 + changes, 5000):
-            b.db.execute(FILL_WIDE.format(low=low, high=min(low + 4999, 1000 + changes)).encode())
-        end = b.end_of_log()
-        plain = receive_to_nowhere(b, end)
-        with Usage() as usage:
-            begin = connected(b)
-            b.reached(end)
-            ours = time.perf_counter() - begin
+        tries = [one_backlog(b, 1001 + number * changes, changes) for number in range(STREAM_TRIES)]
+        plain, (ours, cpu_s) = min(plain for plain, _ in tries), min(ours for _, ours in tries)
         reference = f"pg_recvlogical to /dev/null: {changes / plain:,.0f} changes/s"
         ratio = plain / ours
         yield Figure("stream", changes / ours, "changes/s", reference, ratio, "≥ 0.9", ratio >= 0.9)
-        yield Figure("stream, CPU of the engine", usage.cpu_s / changes * 1e6, "µs/change")
+        yield Figure("stream, CPU of the engine", cpu_s / changes * 1e6, "µs/change")
+
+
+def one_backlog(b: Bench, first: int, changes: int) -> tuple[float, tuple[float, float]]:
+    """Seconds of pg_recvlogical for a backlog, and ours for the same one, with the engine's CPU."""
+    b.db.execute("SELECT pg_create_logical_replication_slot('bench', 'pgoutput')")
+    b.proxy.refuse()
+    b.proxy.cut()
+    for low in range(first, first + changes, 5000):
+        b.db.execute(FILL_WIDE.format(low=low, high=min(low + 5000, first + changes) - 1).encode())
+    end = b.end_of_log()
+    plain = receive_to_nowhere(b, end)
+    b.db.execute("SELECT pg_drop_replication_slot('bench')")
+    with Usage() as usage:
+        begin = connected(b)
+        b.reached(end)
+        ours = time.perf_counter() - begin
+    return plain, (ours, usage.cpu_s)
 
 
 def connected(b: Bench) -> float:
