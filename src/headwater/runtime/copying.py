@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.2
 REACHED_S: Final = 5.0  # how long the stream may take to reach a read that has ended; then barriers come as they come
 RETRY_S: Final = (0.5, 10.0)
-MOST_IN_TURN: Final = 256  # splits of one job: what it is told about them is part of its task
+MOST_IN_TURN: Final = 256  # splits for each reader: what its jobs are told about them is part of their tasks
 NOTES_S: Final = 0.5  # how often the engine looks what a running job has read
 
 
