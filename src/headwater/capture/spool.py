@@ -23,7 +23,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -288,13 +288,30 @@ class SpoolWriter:
         _fsync_directory(self.directory)
 
 
+class _Extent(NamedTuple):
+    """What a closed file holds: the ends of its first and last transaction, and the bytes of all of them."""
+
+    first_lsn: int
+    last_lsn: int
+    size: int
+
+    def meets(self, after_lsn: int, upto_lsn: int) -> bool:
+        return self.last_lsn > after_lsn and self.first_lsn <= upto_lsn and self.size > 0
+
+    def within(self, after_lsn: int, upto_lsn: int) -> bool:
+        return self.first_lsn > after_lsn and self.last_lsn <= upto_lsn and self.size > 0
+
+
+NO_TRANSACTION: Final = _Extent(0, 0, 0)
+
+
 class SpoolReader:
     """Reads a spool beside its writer. Ask only up to a position that the writer has reported as durable."""
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
         self._closed: dict[int, IndexArray] = {}
-        self._bounds: dict[int, tuple[int, int]] = {}  # closed files: LSN of the first and last transaction
+        self._extents: dict[int, _Extent] = {}  # of closed files; none of those without a transaction
         self._tail: tuple[int, IndexArray] = (0, np.empty(0, fmt.INDEX_DTYPE))
         self._relations: tuple[tuple[int, int], list[RelationRecord]] = ((0, 0), [])
         self._files = threading.Lock()  # an engine asks from several threads, and truncates from another
@@ -362,14 +379,43 @@ class SpoolReader:
         numbers = fmt.file_numbers(self.directory) if self.directory.exists() else []
         for number in numbers:
             closed = number != numbers[-1]
-            if closed and number in self._bounds:
-                first, last = self._bounds[number]
-                if last <= after_lsn or first > upto_lsn:
-                    continue
+            if closed and not self._extent(number).meets(after_lsn, upto_lsn):
+                continue
             index = self._closed_index(number) if closed else self._tail_index(number, upto_lsn)
             low, high = np.searchsorted(index["end_lsn"], np.array([after_lsn, upto_lsn], np.uint64), side="right")
             if high > low:
                 yield index[low:high]
+
+    def bytes_between(self, after_lsn: int, upto_lsn: int) -> int:
+        """How many bytes the transactions of (after_lsn, upto_lsn] have: the only distance that two positions have.
+
+        Of the files in between only the extents are looked at: a backlog of any length costs next to nothing.
+        """
+        total = 0
+        with self._files:
+            numbers = fmt.file_numbers(self.directory) if self.directory.exists() else []
+            for number in numbers:
+                closed = number != numbers[-1]
+                extent = self._extent(number) if closed else NO_TRANSACTION
+                if extent.within(after_lsn, upto_lsn):
+                    total += extent.size
+                elif not closed or extent.meets(after_lsn, upto_lsn):
+                    index = self._closed_index(number) if closed else self._tail_index(number, upto_lsn)
+                    bounds = np.array([after_lsn, upto_lsn], np.uint64)
+                    low, high = np.searchsorted(index["end_lsn"], bounds, side="right")
+                    total += int((index["end"][low:high] - index["start"][low:high]).sum())
+        return total
+
+    def _extent(self, number: int) -> _Extent:
+        """Of a file that is closed; it is read once."""
+        found = self._extents.get(number)
+        if found is None:
+            ends = checked(fmt.index_ends(fmt.index_path(self.directory, number)), number)
+            if not len(ends):
+                return NO_TRANSACTION
+            found = _Extent(int(ends["end_lsn"][0]), int(ends["end_lsn"][-1]), int(ends["end"][-1]))
+            self._extents[number] = found
+        return found
 
     def _closed_index(self, number: int) -> IndexArray:
         index = self._closed.pop(number, None)
@@ -378,8 +424,6 @@ class SpoolReader:
         self._closed[number] = index  # the most recently used is last
         while len(self._closed) > CACHED_INDEXES:
             self._closed.pop(next(iter(self._closed)))
-        if len(index):
-            self._bounds[number] = (int(index["end_lsn"][0]), int(index["end_lsn"][-1]))
         return index
 
     def _tail_index(self, number: int, upto_lsn: int) -> IndexArray:
@@ -459,16 +503,15 @@ class SpoolReader:
     def _truncate_before(self, lsn: int) -> int:
         freed = 0
         for number in fmt.file_numbers(self.directory)[:-1]:
-            if number not in self._bounds:
-                self._closed_index(number)
-            if number not in self._bounds or self._bounds[number][1] > lsn:
+            extent = self._extent(number)
+            if extent is NO_TRANSACTION or extent.last_lsn > lsn:
                 break
             path = fmt.data_path(self.directory, number)
             freed += path.stat().st_size if path.exists() else 0
             # The index goes first: data without an index is an orphan that the next writer removes.
             fmt.index_path(self.directory, number).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            self._bounds.pop(number, None)
+            self._extents.pop(number, None)
             self._closed.pop(number, None)
         return freed
 

@@ -114,6 +114,20 @@ def read_index(path: Path, *, skip: int = 0) -> IndexArray:
         return np.empty(0, INDEX_DTYPE)
 
 
+def index_ends(path: Path) -> IndexArray:
+    """The first and the last whole record of an index file, or nothing."""
+    try:
+        with path.open("rb") as file:
+            count = os.fstat(file.fileno()).st_size // INDEX_DTYPE.itemsize
+            if not count:
+                return np.empty(0, INDEX_DTYPE)
+            first = file.read(INDEX_DTYPE.itemsize)
+            file.seek((count - 1) * INDEX_DTYPE.itemsize)
+            return np.frombuffer(first + file.read(INDEX_DTYPE.itemsize), INDEX_DTYPE)
+    except FileNotFoundError:
+        return np.empty(0, INDEX_DTYPE)
+
+
 def valid_prefix(index: IndexArray) -> IndexArray:
     """The records before the first one whose checksum is wrong."""
     raw = memoryview(index.tobytes())

@@ -13,6 +13,7 @@ or stands still if the stream has a gap (`follow`).
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import dataclasses
 import json
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from headwater.runtime.source_runtime import SourceRuntime
 
 log = logging.getLogger(__name__)
-# Of the source's log since a read: all of it is decoded again when the split is handed over, so it must not grow long.
+# Of the spool since a read: all of it is decoded again when the split is handed over, so it must not grow long.
 OVERDUE_BYTES: Final = 32 << 20
 DEFAULT_PAGE_ROWS: Final = 10_000  # of a single cursor: every page is a statement and a hand-over
 
@@ -370,8 +371,9 @@ class TableBackfill(CapturedJob):
     def _as_many(self, ready: list[SplitInfo], target: int) -> list[SplitInfo]:
         """So many of them as the views behind them take in one epoch, and those that cannot wait."""
         first = sorted(ready, key=lambda x: x.low_lsn)
-        late = [x for x in first if target - x.low_lsn > OVERDUE_BYTES]
-        rest = first[len(late) :]
+        passed = self.source.spool.bytes_between
+        count = bisect.bisect(first, False, key=lambda x: passed(x.low_lsn, target) <= OVERDUE_BYTES)
+        late, rest = first[:count], first[count:]
         return [*late, *rest[: self.source.handed_rows.fit(x.row.row_count for x in rest)]]
 
     @property

@@ -38,9 +38,7 @@ class EpochSize:
 
     sizes: tuple[int, ...] | None = None
     _at: int = FIRST
-    _durable: int = 0
     _came: int = 0
-    _moved: int = 0
     _taken: int = 0
     _rest: bool = False
     _epochs: int = 0
@@ -51,16 +49,15 @@ class EpochSize:
         """What the next epoch takes at the most, or one transaction, or one split."""
         return (self.sizes or SIZES)[self._at]
 
-    def arrived(self, durable: int) -> None:
-        """A barrier, also one at which nothing is taken: the spool is complete up to here."""
-        self._came = durable - self._durable if self._durable else 0
-        self._durable = durable
-        self._moved = self._taken = 0
+    def arrived(self, came: int) -> None:
+        """A barrier, also one at which nothing is taken: this much has come in since the last one."""
+        self._came = came
+        self._taken = 0
         self._rest = False
 
-    def took(self, size: int, moved: int, *, rest: bool) -> None:
-        """The epoch takes so many bytes, by which the position moves on so far; `rest`: there is more."""
-        self._taken, self._moved, self._rest = size, moved, rest
+    def took(self, size: int, *, rest: bool) -> None:
+        """The epoch takes this many bytes; `rest`: there is more."""
+        self._taken, self._rest = size, rest
 
     def fit(self, sizes: Iterable[int]) -> int:
         """How many of these the epoch takes beside what it has taken already."""
@@ -84,7 +81,7 @@ class EpochSize:
 
     def _next(self, seconds: float, known: dict[int, float]) -> int:
         at, up, down = self._at, min(self._at + 1, len(self.sizes or SIZES) - 1), max(self._at - 1, 0)
-        if self._came > self._moved:
+        if self._came > self._taken:
             return up
         best = max(known, key=lambda size: known[size])
         if known[at] < WORTH * known[best]:

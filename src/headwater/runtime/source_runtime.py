@@ -98,6 +98,7 @@ class SourceRuntime:
         self._holds: dict[object, int] = {}
         self._obsolete: list[tuple[int, str]] = []
         self.size = EpochSize()
+        self._came_to = 0
         self.handed_rows = EpochSize(ROW_SIZES, FIRST_ROWS)
         self.frozen = 0  # by how many it is asked to stand still at its position
         self._held: Held | None = None
@@ -262,7 +263,7 @@ class SourceRuntime:
         from headwater.connectors.postgres.client import format_lsn
 
         durable = self.durable
-        self.size.arrived(durable)
+        self.size.arrived(await asyncio.to_thread(self._came, durable))
         self.handed_rows.arrived(0)
         self._last = last = self.position
         paused = barrier.at_rest or self.lost is not None
@@ -274,6 +275,11 @@ class SourceRuntime:
             contribution.states[(self.job_id, "spooled")] = durable
         return await asyncio.to_thread(self._tasks, last, target, contribution, paused)
 
+    def _came(self, durable: int) -> int:
+        """Bytes that the spool has got since the last barrier; of the first one after a start none are known."""
+        before, self._came_to = self._came_to or durable, durable
+        return self.spool.bytes_between(before, durable)
+
     def _target(self, last: int, durable: int) -> int:
         """The end of the epoch: all that is durable, or so many whole transactions that they stay within bounds."""
         if self.frozen:
@@ -283,7 +289,7 @@ class SourceRuntime:
             return self._held.target if ready else last
         index, more = self.spool.first_transactions(last, durable, self.size.limit)
         target = int(index["end_lsn"][-1]) if more else durable
-        self.size.took(int((index["end"] - index["start"]).sum()), target - last, rest=more)
+        self.size.took(int((index["end"] - index["start"]).sum()), rest=more)
         return target
 
     def _tasks(self, last: int, target: int, contribution: Contribution, paused: bool) -> list[tuple[int, Any]]:
@@ -474,9 +480,11 @@ class SourceRuntime:
     # -- what is shown ----------------------------------------------------------------------------------------------
 
     def lag_bytes(self) -> int:
+        """What waits in the spool, and what the server says that it has and we do not."""
         if self.reader is None:
             return 0
-        return max(0, max(self.reader.server_lsn, self.reader.position) - self.committed_position)
+        spooled = self.spool.bytes_between(self.committed_position, self.reader.position)
+        return spooled + self.reader.unread_bytes
 
     def row(self) -> dict[str, Any]:
         from headwater.connectors.postgres.client import format_lsn

@@ -379,6 +379,11 @@ def test_first_transactions_are_a_beginning_that_fits_or_a_single_one(
     assert len(first) == (min(len(everything), max(1, fits)))
     assert first.tolist() == everything[: len(first)].tolist()
     assert more == (len(first) < len(everything))
+    assert (
+        reader.bytes_between(low, high)
+        == SpoolReader(directory).bytes_between(low, high)
+        == sum(sizes[after:upto]) + fmt.FRAME.size * len(everything)
+    )
 
 
 def test_first_of_a_long_backlog_costs_no_look_at_the_rest(tmp_path: Path) -> None:
@@ -391,4 +396,6 @@ def test_first_of_a_long_backlog_costs_no_look_at_the_rest(tmp_path: Path) -> No
     reader = SpoolReader(tmp_path)
     first, more = reader.first_transactions(10, 1 << 40, 150)
     assert len(first) == 2 and more
+    assert len(reader._closed) <= 3
+    assert reader.bytes_between(10, 1 << 40) == 50 * (fmt.FRAME.size + 60)
     assert len(reader._closed) <= 3

@@ -18,11 +18,12 @@ def work_off(backlog: float, cost: Cost, *, coming: float = 0.0, most: int = 300
     epochs: list[tuple[float, float]] = []
     while position < durable:
         assert len(epochs) < most, "the backlog was never worked off"
-        durable += int(coming * seconds * MB)
-        size.arrived(durable)
+        came = int(coming * seconds * MB)
+        durable += came
+        size.arrived(came)
         taken = min(size.limit, durable - position)
         position += taken
-        size.took(taken, taken, rest=position < durable)
+        size.took(taken, rest=position < durable)
         seconds = cost(taken / MB)
         size.lasted(seconds)
         epochs.append((taken / MB, seconds))
@@ -86,8 +87,8 @@ def test_backlog_that_grows_while_epochs_are_slow_is_still_worked_off() -> None:
 
 def test_what_gathers_during_a_pause_does_not_make_the_first_epoch_larger() -> None:
     size = EpochSize()
-    for durable in (10, 40 * MB, 80 * MB, 200 * MB):  # barriers at which nothing is taken
-        size.arrived(durable)
+    for came in (10, 40 * MB, 40 * MB, 120 * MB):  # barriers at which nothing is taken
+        size.arrived(came)
         size.lasted(0.01)
     assert size.limit == SIZES[FIRST]
 
@@ -95,7 +96,7 @@ def test_what_gathers_during_a_pause_does_not_make_the_first_epoch_larger() -> N
 def test_slow_epoch_that_took_all_there_was_says_nothing_about_its_size() -> None:
     size = EpochSize()
     size.arrived(1)
-    size.took(1000, 1000, rest=False)
+    size.took(1000, rest=False)
     size.lasted(60.0)
     assert size.limit == SIZES[FIRST]
 

@@ -24,7 +24,8 @@ def job(job_id: int, kind: str, state: str, **spec: Any) -> JobRow:
 
 def table(*dependants: JobRow, splits: int = 6, rows: int = LIMIT // 2, low: int = TARGET - 1) -> TableBackfill:
     registry = SimpleNamespace(dependants=lambda _: list(dependants))
-    source = SimpleNamespace(handed_rows=EpochSize(ROW_SIZES, FIRST_ROWS))
+    spool = SimpleNamespace(bytes_between=lambda after, upto: upto - after)
+    source = SimpleNamespace(handed_rows=EpochSize(ROW_SIZES, FIRST_ROWS), spool=spool)
     core: Any = SimpleNamespace(registry=registry)
     found = TableBackfill(core, source, job(TABLE, "table", "creating", captured={"floor": 1}))  # type: ignore[arg-type]
     for i in range(splits):

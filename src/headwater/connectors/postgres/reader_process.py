@@ -77,6 +77,11 @@ class ReaderProcess:
         return self._publication is not None
 
     @property
+    def unread_bytes(self) -> int:
+        """By how much the server's log was ahead of the spool when it was last asked; what of it is ours, it knows."""
+        return max(0, self.server_lsn - max(self.position, self.acknowledged))
+
+    @property
     def failed(self) -> bool:
         """A definite error has ended the reader."""
         return isinstance(self.last_error, SourceError)
