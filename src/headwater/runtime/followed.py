@@ -17,6 +17,7 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError, Usag
 from headwater.model.barrier import Mutation, MutationKind
 from headwater.model.schema import keyed
 from headwater.runtime.registry import schema_of
+from headwater.sink.registry import library_missing
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 
@@ -62,7 +63,10 @@ class Followed:
         self.core.background(self._follow(row.id))
 
     def _upstream(self, job: JobRow) -> Any:
-        from headwater.connectors.delta.upstream import DeltaUpstream
+        try:
+            from headwater.connectors.delta.upstream import DeltaUpstream
+        except ImportError as error:
+            raise library_missing("delta", error) from error
 
         options = job.spec["follows"]
         storage = {name.removeprefix(STORAGE): value for name, value in options.items() if name.startswith(STORAGE)}

