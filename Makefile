@@ -39,7 +39,7 @@ format: setup  ## Let ruff format and fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: setup  ## Print the figures that the README cites, as one table (ARGS=--help)
+bench: setup  ## Print the figures of docs/benchmarks.md, as one table (ARGS=--help)
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 lock: setup  ## Write the lock files again from pyproject.toml (ARGS=--upgrade for newer versions)
