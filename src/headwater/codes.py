@@ -222,6 +222,7 @@ SINKS: Final[dict[str, str]] = {
     "SINK_LOGIN_REFUSED": "the target refuses the log-in",
     "SINK_NOT_ALLOWED": "the sink lacks a privilege in its target",
     "SINK_NOT_APPEND_ONLY": "an append-only sink has an input that deletes rows",
+    "SINK_NOT_REWINDABLE": "the class of the sink does not allow it to be set back",
     "SINK_OPTION_INVALID": "an option of the sink has a value that it cannot have",
     "SINK_OPTION_MISSING": "a required option of the sink is missing",
     "SINK_OPTION_UNKNOWN": "the sink has no such option",

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from headwater.connectors.kafka.sink import send_task
-from headwater.sink.batch import takes_rows
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.registry import open_sink
 from headwater.spark.sink import run_tasks
@@ -53,7 +52,7 @@ def test_sink_keeps_the_contract(
 ) -> None:
     under = sink_world.target(kind).under_test(spark, append_only=append_only)
     under.in_memory = in_memory
-    assert not in_memory or takes_rows(under.open(1))
+    assert not in_memory or under.open(1).takes_rows
     if not applies(check, under):
         pytest.skip("does not apply to such a sink")
     check(under)

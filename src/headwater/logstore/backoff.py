@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 FIRST_S: Final = 1.0
+FACTOR: Final = 2.0
 LONGEST_S: Final = 30.0
 RESET_AFTER_S: Final = 60.0
 
@@ -32,6 +33,6 @@ class Backoff:
         if self._running_since is not None and self._clock() - self._running_since >= RESET_AFTER_S:
             self._failures = 0
         self._running_since = None
-        delay = min(LONGEST_S, FIRST_S * 2.0 ** min(self._failures, 10))
+        delay = min(LONGEST_S, FIRST_S * FACTOR ** min(self._failures, 10))
         self._failures += 1
         return delay * (1.0 - self._rng.random() / 2)

@@ -24,6 +24,12 @@ ANSWER_S: Final = 60.0
 
 def check_rewind(worker: SinkWorker, epoch: int) -> None:
     """Refuse what cannot be done, before anything is noted."""
+    if not worker.rewindable:
+        raise UsageError(
+            "SINK_NOT_REWINDABLE",
+            f"sink {worker.name} cannot be set back: its class says so",
+            hint="drop it, and create it again under another name",
+        )
     source = worker.core.registry.by_id[worker.source_id]
     worker.core.queries.check_epoch(source, epoch)
     last = worker.reader.state.truncated_to.epoch

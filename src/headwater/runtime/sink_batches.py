@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headwater.sink.batch import RowBatch, wants_vnodes
+from headwater.sink.batch import RowBatch
 
 if TYPE_CHECKING:
     from headwater.logstore.chunk import LogBatch
@@ -56,7 +56,7 @@ def snapshot_of(worker: SinkWorker, sink: Any, epoch: int, options: Any) -> Maki
 
         return snapshot_batch(worker.core, source, epoch, options, key, part)
 
-    return Making(rows, wants_vnodes(sink), worker.reader.pending(epoch), worker.reader.state.reached(epoch))
+    return Making(rows, sink.wants_vnodes, worker.reader.pending(epoch), worker.reader.state.reached(epoch))
 
 
 def changes_between(worker: SinkWorker, sink: Any, after: int, upto: int, options: Any) -> Making:
@@ -67,7 +67,7 @@ def changes_between(worker: SinkWorker, sink: Any, after: int, upto: int, option
 
         return change_batch(worker.core, source, after, upto, options, key, part)
 
-    return Making(rows, wants_vnodes(sink), None, frozenset())
+    return Making(rows, sink.wants_vnodes, None, frozenset())
 
 
 def changes_of(worker: SinkWorker, sink: Any, batch: LogBatch, options: Any, *, in_memory: bool) -> Making:

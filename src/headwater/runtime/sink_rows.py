@@ -19,7 +19,7 @@ from headwater.logstore.buffer import LogBuffer
 from headwater.logstore.chunk import ChunkRef, LogBatch
 from headwater.model.schema import OP, Schema
 from headwater.runtime.registry import schema_of
-from headwater.sink.batch import RowBatch, appended_rows, net_rows, takes_rows
+from headwater.sink.batch import RowBatch, appended_rows, net_rows
 from headwater.sink.options import SinkOptions
 from headwater.sink.sink import SinkType
 from headwater.storage.checkpoint import JobRow, Segment
@@ -45,7 +45,7 @@ class SinkRows:
 
         schema = schema_of(source)
         own = options.type is SinkType.APPEND_ONLY or tuple(key) == schema.key
-        return takes_rows(sink) and own and foldable(schema)
+        return sink.takes_rows and own and foldable(schema)
 
     def unread(self, up_to: int) -> list[ChunkRef]:
         """The small chunks whose rows are to be read next."""

@@ -87,6 +87,7 @@ class SinkWorker:
         self._held = HeldLetters.from_dict(core.meta.state(job.id, "letters"))
         self.noted_rewind: int | None = (core.meta.state(job.id, "rewind") or {}).get("epoch")
         self.rewinding = self.noted_rewind  # set once the note is durable
+        self.rewindable = True  # what its class says, once that is loaded
         self._waiting: list[asyncio.Future[None]] = []  # who wants to know how the next attempt ends
         self._hurry = False
         self._replay: asyncio.Future[int] | None = None
@@ -267,6 +268,7 @@ class SinkWorker:
         sink = await self.in_thread(
             lambda: open_sink(self.name, raw, columns, key, self.core.generation, resolve_secret)
         )
+        self.rewindable = sink.rewindable
         loop = DeliveryLoop(sink, rate_limit=options.rate_limit)
         try:
             found = await self.in_thread(lambda: self._claim(loop, columns, job))

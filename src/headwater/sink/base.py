@@ -8,13 +8,13 @@ from typing import Any, Final
 from headwater.errors import DefiniteError
 from headwater.model.schema import Column
 from headwater.sink.options import SinkOptions
-from headwater.sink.sink import SinkType, Token
+from headwater.sink.sink import SinkTraits, SinkType, Token
 
 UNREACHABLE_HINT: Final = "is the target up, are hostname, port and database.name right? It is tried again by itself"
 LOGIN_HINT: Final = "check username, password and the target's rules for logins"
 
 
-class BaseSink:
+class BaseSink(SinkTraits):
     """Name, options, visible columns, sink key, generation. Subclasses add the target."""
 
     def __init__(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,13 +53,3 @@ def not_append_only(sink: str) -> DefiniteError:
         f"sink {sink} is append-only, but its input deletes rows",
         hint="use type='upsert' with a primary_key, or force_append_only='true' to drop deletes",
     )
-
-
-def wants_vnodes(sink: Any) -> bool:
-    """Whether a sink publishes in parts, and wants the rows of a vnode to be in one of them."""
-    return bool(getattr(sink, "wants_vnodes", False))
-
-
-def takes_rows(sink: Any) -> bool:
-    """Whether a sink writes by `run_tasks` alone, and so takes a `RowBatch` as well as a DataFrame."""
-    return bool(getattr(sink, "takes_rows", False))

@@ -112,8 +112,7 @@ class DeliveryLoop:
         """
         self.sink.claim()
         found = self.sink.last_committed()
-        remembers = getattr(self.sink, "durable", True)
-        if remembers and delivered_to is not None and (found is None or found < delivered_to):
+        if self.sink.durable and delivered_to is not None and (found is None or found < delivered_to):
             raise went_back(self.sink.name, f"delivered up to epoch {delivered_to}", found)
         return found
 
@@ -122,14 +121,11 @@ class DeliveryLoop:
 
         Only a sink whose commit is several steps of its target has such a thing (a Kafka batch of several producers).
         """
-        ask = getattr(self.sink, "unfinished", None)
-        found: tuple[int, int] | None = ask() if ask is not None else None
-        return found
+        return self.sink.unfinished()
 
     def landed(self, vnode_count: int) -> frozenset[int]:
         """The vnodes whose part of the unfinished range is in the target for certain; the others must come."""
-        ask = getattr(self.sink, "landed", None)
-        return ask(vnode_count) if ask is not None else frozenset()
+        return self.sink.landed(vnode_count)
 
     def deliver(
         self,

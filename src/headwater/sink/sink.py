@@ -114,6 +114,21 @@ def fenced(sink: str) -> DefiniteError:
     )
 
 
+class SinkTraits:
+    """What most sinks are: progress in the target, one atomic step, batches as DataFrames, and free to be set back."""
+
+    durable: bool = True
+    rewindable: bool = True
+    takes_rows: bool = False
+    wants_vnodes: bool = False
+
+    def unfinished(self) -> tuple[int, int] | None:
+        return None
+
+    def landed(self, vnode_count: int) -> frozenset[int]:
+        return frozenset()
+
+
 @runtime_checkable
 class Sink(Protocol):
     """Delivers batches to one target. Methods block; the engine calls them from one thread at a time, never
@@ -126,10 +141,7 @@ class Sink(Protocol):
     The batch. `write` gets a Spark DataFrame: the visible columns in order, then `_op TINYINT` (1 upsert, 2 delete);
     one row per sink key (append-only: any number of rows, all 1). A delete has at least its key columns filled. An
     empty DataFrame is legal: the epoch is still committed. A batch holds whole epochs, hence whole source
-    transactions. A sink that does nothing with a batch but hand it to `spark.sink.run_tasks` may say `takes_rows =
-    True`: it then gets small batches as a `RowBatch` (`batch.py`) of the same columns, and its task runs once, in the
-    engine. One that publishes a batch in several steps and says `wants_vnodes = True` also gets `_vnode INT`, last,
-    where each row is one of its input's.
+    transactions. The traits (`SinkTraits`) say what else a sink can take.
 
     Staging. What `write` does is invisible to readers of the target, however it ends, and runs as one Spark job over
     all partitions in parallel. A Spark task may run twice: only the attempt that Spark reports as successful may
@@ -150,9 +162,44 @@ class Sink(Protocol):
     or a secret.
 
     Shutdown. `close` releases connections and may be called at any time, twice, and after errors. It commits nothing.
+
+    Most sinks derive from `SinkTraits`, whose defaults are those of a sink that commits in one step.
     """
 
     name: str
+
+    @property
+    def durable(self) -> bool:
+        """Whether the target remembers progress. If not, a restart goes on from the checkpoint, and may repeat."""
+        ...
+
+    @property
+    def rewindable(self) -> bool:
+        """Whether a user may set it back to an earlier epoch (`rewind`): what follows is delivered once more."""
+        ...
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `write` does nothing with a batch but hand it to `spark.sink.run_tasks`.
+
+        It then gets small batches as a `RowBatch` (`batch.py`) of the same columns, and its task runs once, in the
+        engine.
+        """
+        ...
+
+    @property
+    def wants_vnodes(self) -> bool:
+        """Whether it publishes a batch in several steps, and so gets `_vnode INT`, last, where each row is one of its
+        input's: the rows of a vnode are then in one of the steps."""
+        ...
+
+    def unfinished(self) -> tuple[int, int] | None:
+        """A range that it has begun to publish in several steps and that must come next, exactly as it was."""
+        ...
+
+    def landed(self, vnode_count: int) -> frozenset[int]:
+        """The vnodes whose part of the unfinished range is in the target for certain; the others must come."""
+        ...
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         """Check the target against the columns and the sink key; create the target where that is an option."""

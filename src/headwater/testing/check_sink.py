@@ -28,7 +28,7 @@ from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError
 from headwater.logstore import Backlog, ChunkRef, LogBuffer, LogEpoch, LogStoreReader, LogStoreState
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Column
 from headwater.model.types import arrow_type
-from headwater.sink.batch import RowBatch, takes_rows
+from headwater.sink.batch import RowBatch
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.sink import Sink, Token
 
@@ -129,7 +129,7 @@ def check_sink(make: Callable[[], SinkUnderTest]) -> None:
 
 def applies(check: Callable[[SinkUnderTest], None], under: SinkUnderTest) -> bool:
     """Whether a check makes sense for a sink."""
-    if under.in_memory and not takes_rows(under.open(1)):
+    if under.in_memory and not under.open(1).takes_rows:
         return False
     if check in (check_crash_at_every_step, check_zombie_cannot_commit):
         return under.durable

@@ -11,10 +11,10 @@ from headwater.connectors.trial.sink import BlackholeSink
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.sink.delivery import TRANSITIONS, DeliveryEvent, DeliveryLoop, DeliveryState, advance
 from headwater.sink.registry import sink_options
-from headwater.sink.sink import Progress, Token, Verdict, judge_progress
+from headwater.sink.sink import Progress, SinkTraits, Token, Verdict, judge_progress
 
 
-class MemorySink:
+class MemorySink(SinkTraits):
     name = "memory"
 
     def __init__(self) -> None:

@@ -80,6 +80,8 @@ class KafkaSink(BaseSink):
         self, name: str, options: SinkOptions, columns: Sequence[Column], key: Sequence[str], generation: int
     ) -> None:
         super().__init__(name, options, columns, key, generation)
+        # Rows in memory are sent by one producer; a batch that is not to be atomic is cut into slices, by Spark.
+        self.takes_rows = bool(options["atomic"])
         self.topic = options.text("topic")
         self.place = Place(options, name, generation)
         root = options["staging.path"] or f"{tempfile.gettempdir()}/headwater-kafka"
@@ -115,11 +117,6 @@ class KafkaSink(BaseSink):
                 )
         facts = {"intent": intent["id"], "producers": intent["producers"], "by": intent.get("by", BY_KEY)}
         return token.written(rows=0, directory=str(self._staging / token.attempt), **facts)
-
-    @property
-    def takes_rows(self) -> bool:
-        """Rows in memory are sent by one producer; one that is not to be atomic is cut into slices, by Spark."""
-        return bool(self.options["atomic"])
 
     def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks, sliced

@@ -17,7 +17,7 @@ from headwater.errors import UsageError
 from headwater.model.schema import OP, Column
 from headwater.sink.base import BaseSink
 from headwater.sink.options import Option, SinkOptions
-from headwater.sink.sink import Progress, Sink, Token, Verdict, judge_progress
+from headwater.sink.sink import Progress, Sink, SinkTraits, Token, Verdict, judge_progress
 
 OPTIONS: Final = (
     Option("class"),
@@ -137,10 +137,14 @@ def PythonSink(name: str, options: SinkOptions, columns: Sequence[Column], key: 
     missing = [m for m in _METHODS if not callable(getattr(sink, m, None))]
     if missing:
         raise UsageError("SINK_CLASS_INCOMPLETE", f"class {class_name} lacks {', '.join(missing)}")
+    for name in _TRAITS:  # of a class that does not derive from SinkTraits
+        if not hasattr(sink, name):
+            setattr(sink, name, getattr(SinkTraits(), name))
     checked: Sink = sink
     return checked
 
 
+_TRAITS: Final = ("durable", "rewindable", "takes_rows", "wants_vnodes", "unfinished", "landed")
 _METHODS: Final = (
     *("validate", "claim", "prepare", "write", "commit"),
     *("last_committed", "reset", "abort", "close"),
