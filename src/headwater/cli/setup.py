@@ -6,6 +6,7 @@ What is right or wrong at a source is decided by `connectors/postgres/check.py`,
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -89,7 +90,7 @@ def check(
     else:
         options = source_options(hostname, port, username, password, database, slot, publication)
         sources = [SourceToCheck("the source", options, tuple(table or ()))]
-    missing = _check_sources(sources)
+    missing = _check_sources(sources, data_dir)
     if missing:
         sys.stderr.write(f"error: [CHECK_FAILED] {missing} thing{'s' if missing > 1 else ''} to put right\n")
         raise typer.Exit(1)
@@ -127,16 +128,29 @@ def sources_of(text: str, where: str = "the file") -> list[SourceToCheck]:
     return [SourceToCheck(x.name, x.options, tuple(tables.get(key, ()))) for key, x in sources.items()]
 
 
-def _check_sources(sources: Sequence[SourceToCheck]) -> int:
+def _check_sources(sources: Sequence[SourceToCheck], data_dir: Path) -> int:
     from headwater.connectors.postgres.check import check_source
 
     missing = 0
     for source in sources:
         sys.stdout.write(f"{source.name}\n")
-        for finding in check_source(_config(source.options), source.tables):
+        config = _config(source.options)
+        exists = functools.partial(_has_source, data_dir, config)
+        for finding in check_source(config, source.tables, exists=exists):
             missing += not finding.ok
             _show(finding)
     return missing
+
+
+def _has_source(data_dir: Path, config: PostgresConfig) -> bool:
+    """Whether the data directory has a source with the same slot of the same server."""
+    if not data_dir.exists():
+        return False
+    try:
+        known = [_config(source.options) for source in sources_of(_definitions(data_dir), str(data_dir))]
+    except HeadwaterError:
+        return False
+    return (config.hostname, config.port, config.slot) in [(c.hostname, c.port, c.slot) for c in known]
 
 
 def _show(finding: Finding) -> None:
