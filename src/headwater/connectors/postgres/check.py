@@ -144,7 +144,9 @@ def _publication(conn: Connection, config: PostgresConfig, publication: dict[str
     return Finding(
         False,
         f"publication {config.publication} does not exist, and publication.create.enable is false",
-        f'CREATE PUBLICATION "{config.publication}" WITH (publish_via_partition_root = true);',
+        sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true);")
+        .format(sql.Identifier(config.publication))
+        .as_string(conn),
     )
 
 
