@@ -33,7 +33,8 @@ from headwater.connectors.postgres.pgoutput import (
     spool_frame,
 )
 from headwater.connectors.postgres.replication import Assembler, DoneStreaming
-from headwater.connectors.postgres.rowreader import Messages, _RawRows
+from headwater.connectors.postgres.rowreader import Messages, _RawRows, _strip_frames
+from headwater.connectors.postgres.rowscan import find_messages
 from headwater.connectors.postgres.shape import parse_relation
 from headwater.connectors.postgres.types import NUMERIC_OID, ColumnPlan, PgColumn, column_plan
 from headwater.connectors.postgres.wirerows import RowDecoder, WireRows, forms
@@ -148,7 +149,7 @@ class Fuzz:
         for _ in range(rng.choice((0, 0, 1, 1, 1, 3))):
             if not data:
                 break
-            at = rng.randrange(len(data))
+            at = rng.randrange(len(data) if rng.random() < 0.5 else min(8, len(data)))  # heads matter most
             match rng.randrange(5):
                 case 0:
                     data[at] ^= 1 << rng.randrange(8)
@@ -161,6 +162,16 @@ class Fuzz:
                 case _:
                     data[at:at] = rng.randbytes(rng.randint(1, 5))
         return bytes(data)
+
+    def _lied(self, frame: bytes) -> bytes:
+        """A frame as it is, damaged, or with another length."""
+        match self.rng.randrange(5):
+            case 0:
+                return self.damaged(frame)
+            case 1:
+                return frame[:1] + struct.pack("!i", self.rng.choice(LENGTHS)) + frame[5:]
+            case _:
+                return frame
 
     # -- decoders ---------------------------------------------------------------------------------------------------
 
@@ -216,12 +227,24 @@ class Fuzz:
         for message in self._transaction():
             scanner.feed(self.damaged(message))
 
+    def frames(self) -> None:
+        """Frames one after the other, out of bytes that are heads of frames more often than not."""
+        data = np.frombuffer(bytes(self.rng.choices(b"d\0\0\0\0\1\2\3\4\5\7\x0b\xff", k=60)), np.uint8)
+        out = np.empty(data.size, np.uint8)
+        used = self.rng.randint(0, data.size)
+        begin = data.tobytes().find(b"d")
+        at, filled = _strip_frames(data, max(begin, 0), used, ord("d"), out, 0)
+        assert 0 <= filled <= out.size and 0 <= at <= data.size, "rows would be written before the buffer"
+        starts, ends = np.empty((2, 9), np.int64)
+        at, count = find_messages(data, max(begin, 0), used, ord("d"), starts, ends, 0)
+        assert all(0 <= s <= e <= used for s, e in zip(starts[:count], ends[:count], strict=True))
+
     def answer(self) -> None:
         """A whole answer past libpq, in pieces: rows of a SELECT as messages, lines of a COPY as blocks."""
         kind, body = (b"D", self._row(FLAT, forms(FLAT))) if self.rng.random() < 0.5 else (b"d", b"1\ttext\n")
         frames = [b"T" + struct.pack("!IH", 6, 0), *[_framed(kind, body)] * 3, _framed(b"C", b"COPY 3\0")]
         frames.append(_framed(b"Z", b"I"))
-        data = b"".join(self.damaged(f) if self.rng.random() < 0.3 else f for f in frames)
+        data = b"".join(self._lied(f) for f in frames)
         wire = FakeWire(data, self.rng)
         rows = _RawRows(FakeConnection(), 64, kind[0], wire)  # type: ignore[arg-type]
         rows.send(b"")
@@ -262,6 +285,7 @@ class Fuzz:
             self.spooled,
             self.relation,
             self.transactions,
+            self.frames,
             self.answer,
             self.stream,
             self.backlog,

@@ -81,7 +81,13 @@ def quoted(*names: str) -> str:
 
 
 def text(value: str) -> str:
+    """A literal of Postgres'."""
     return "'" + value.replace("'", "''") + "'"
+
+
+def given(value: str) -> str:
+    """A literal of ours, in which a backslash escapes."""
+    return text(value.replace("\\", "\\\\"))
 
 
 def test_names_with_any_character_are_captured_followed_resynced_verified_and_reshaped(world: World) -> None:
@@ -101,11 +107,12 @@ def test_names_with_any_character_are_captured_followed_resynced_verified_and_re
             world.sql(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
             server = world.server
             world.engine.execute(
-                f"CREATE SOURCE odd_source WITH (connector='postgres-cdc', hostname='{server.host}', port='{server.port}', "
-                f"username='{server.user}', password='${{HW_TEST_PASSWORD}}', database.name='{server.database}', "
-                f"slot.name='odd', publication.name={text(publication)}, heartbeat.interval.ms='1000')"
+                f"CREATE SOURCE odd_source WITH (connector='postgres-cdc', hostname='{server.host}', "
+                f"port='{server.port}', username='{server.user}', password='${{HW_TEST_PASSWORD}}', "
+                f"database.name='{server.database}', "
+                f"slot.name='odd', publication.name={given(publication)}, heartbeat.interval.ms='1000')"
             )
-        world.engine.execute(f"CREATE TABLE {ours} (*) FROM odd_source TABLE {text(table)}")
+        world.engine.execute(f"CREATE TABLE {ours} (*) FROM odd_source TABLE {given(table)}")
         world.live(ours)
 
         def same(table: str = table, ours: str = ours) -> None:
@@ -142,7 +149,7 @@ def test_names_that_the_server_would_not_keep_are_refused(world: World, option: 
     with pytest.raises(HeadwaterError, match=f"option {option} has an invalid value"):
         world.engine.execute(
             "CREATE SOURCE bad WITH (connector='postgres-cdc', hostname='localhost', username='x', database.name='x', "
-            f"{option}={text(value)})"
+            f"{option}={given(value)})"
         )
 
 

@@ -109,7 +109,9 @@ class Healing:
                 continue
             await self._check_catalogue(source)
             for table in list(source.tables.values()):
-                if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
+                # While the user's RESYNC begins there is nothing to look into, and others need not wait for it.
+                due = time.monotonic() >= self._not_before.get(table.table_id, 0.0)
+                if due and not table.deciding.locked():
                     await self._guarded(table, self._heal(table))
             if source.reader is not None and source.reader.knows_publication:
                 self._looked.add(source.job_id)

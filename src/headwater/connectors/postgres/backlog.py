@@ -61,7 +61,9 @@ def drain(conn: pq.abc.PGconn, assembler: Assembler) -> int:
         size, data = conn.get_copy_data(1)
         if size <= 0:
             break
-        if size > _PREAMBLE and bytes(data[: len(_SIGNATURE)]) == _SIGNATURE:
+        if bytes(data[: len(_SIGNATURE)]) == _SIGNATURE:
+            if any(data[len(_SIGNATURE) : _PREAMBLE]) or size < _PREAMBLE:
+                raise protocol_error("the head of the backlog is not that of a copy")
             data = data[_PREAMBLE:]
         if bytes(data[:2]) != _END and len(data):
             _take(data, assembler)
