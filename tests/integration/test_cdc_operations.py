@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pytest
 
 from cdc_world import World, lsn, open_world
 from engine_process import headwater
+from headwater.connectors.postgres import replication, slots
+from headwater.connectors.postgres.check import check_source
+from headwater.connectors.postgres.client import PostgresConfig
 from headwater.errors import HeadwaterError, UsageError
 from headwater.runtime import epoch_size
 from headwater.runtime.dataflow import Dataflow
+from headwater.sql.parser import parse
+from headwater.sql.statements import CreateSource
 from headwater.testing.servers import PostgresServer, TcpProxy
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -88,12 +95,191 @@ def test_copy_and_stream_are_encrypted_and_the_server_is_verified(world: World, 
     assert {"headwater backfill", "headwater headwater"} <= set(seen)
     assert all(seen.values()), seen
     other = tmp_path / "other.crt"
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-days", "2"]
-    subprocess.run([*make, "-keyout", tmp_path / "key", "-out", other], check=True, capture_output=True)
-    options = source_options(world, tmp_path, ssl_mode="verify-ca", ssl_root_cert=str(other), slot_name="tls")
-    with pytest.raises(UsageError) as caught:
-        world.engine.execute(f"CREATE SOURCE badly WITH ({options})")
-    assert caught.value.code == "SOURCE_TLS"
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other", "-days", "2",
+            "-keyout", tmp_path / "key", "-out", other)  # fmt: skip
+    for mode in ("verify-ca", "verify-full"):
+        options = source_options(world, tmp_path, ssl_mode=mode, ssl_root_cert=str(other), slot_name="tls")
+        with pytest.raises(UsageError) as caught:
+            world.engine.execute(f"CREATE SOURCE badly WITH ({options})")
+        assert caught.value.code == "SOURCE_TLS"
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def test_source_logs_in_with_a_client_certificate_by_every_connection(world: World, tmp_path: Path) -> None:
+    data, client = world.server.data, tmp_path / "client"
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=certified",
+            "-keyout", client.with_suffix(".key"), "-out", client.with_suffix(".csr"))  # fmt: skip
+    openssl("x509", "-req", "-in", client.with_suffix(".csr"), "-CA", data / "server.crt", "-CAkey",
+            data / "server.key", "-set_serial", "7", "-days", "2", "-out", client.with_suffix(".crt"))  # fmt: skip
+    client.with_suffix(".key").chmod(0o600)
+    root = tmp_path / "root.crt"
+    shutil.copy(data / "server.crt", root)
+    rules = data / "pg_hba.conf"
+    before = rules.read_text()
+    world.sql("CREATE ROLE certified LOGIN SUPERUSER; CREATE TABLE by_cert (id int PRIMARY KEY)")
+    world.sql("INSERT INTO by_cert SELECT generate_series(1, 20)")
+    world.sql("ALTER SYSTEM SET ssl_ca_file = 'server.crt'")
+    given = {"username": "certified", "password": "", "ssl_mode": "verify-full", "ssl_root_cert": str(root)}
+    names = {"slot_name": "certified", "publication_name": "certified"}
+    pair = {"ssl_cert": str(client.with_suffix(".crt")), "ssl_key": str(client.with_suffix(".key"))}
+    try:
+        rules.write_text("hostssl all certified 127.0.0.1/32 cert\n" + before)
+        world.sql("SELECT pg_reload_conf()")
+        with pytest.raises(UsageError) as caught:
+            world.engine.execute(f"CREATE SOURCE certified WITH ({source_options(world, tmp_path, **given, **names)})")
+        assert caught.value.code in ("SOURCE_TLS", "SOURCE_AUTH_FAILED")
+        options = source_options(world, tmp_path, **given, **names, **pair)
+        assert all(f.ok for f in check_source(config_of(options), ["public.by_cert"]))
+        world.engine.execute(f"CREATE SOURCE certified WITH ({options})")
+        world.engine.execute("CREATE TABLE by_cert (*) FROM certified TABLE 'public.by_cert'")
+        world.live("by_cert")
+        world.sql("DELETE FROM by_cert WHERE id > 10")
+        world.until(lambda: world.rows("by_cert") == world.source_rows("by_cert"))
+        users = world.db.execute(
+            "SELECT DISTINCT application_name FROM pg_stat_activity JOIN pg_stat_ssl USING (pid) "
+            "WHERE usename = 'certified' AND ssl AND client_dn = '/CN=certified'"
+        ).fetchall()
+        assert "headwater certified" in {name for (name,) in users}
+    finally:
+        world.engine.execute("DROP SOURCE IF EXISTS certified CASCADE")
+        rules.write_text(before)
+        world.sql("ALTER SYSTEM RESET ssl_ca_file")
+        world.sql("SELECT pg_reload_conf()")
+
+
+def config_of(options: str) -> PostgresConfig:
+    (statement,) = parse(f"CREATE SOURCE x WITH ({options})")
+    assert isinstance(statement, CreateSource)
+    return PostgresConfig.from_options(statement.options)
+
+
+def test_slot_that_somebody_is_using_is_refused_with_who_it_is(world: World, tmp_path: Path) -> None:
+    world.sql("SELECT pg_create_logical_replication_slot('busy', 'pgoutput'); CREATE PUBLICATION busy")
+    options = source_options(world, tmp_path, slot_name="busy", publication_name="busy")
+    conninfo = config_of(options).conninfo()
+    conn = replication.open_connection(conninfo, "somebody else")
+    try:
+        replication.start_streaming(conn, "busy", "busy", 0)
+        with mock.patch.object(slots, "FREE_WAIT_S", 0.5), pytest.raises(UsageError) as caught:
+            world.engine.execute(f"CREATE SOURCE busy WITH ({options})")
+        said = (
+            f"replication slot busy is in use by process {conn.backend_pid} (user postgres, application somebody else"
+        )
+        assert caught.value.code == "SOURCE_SLOT_IN_USE" and caught.value.message.startswith(said)
+        wrong = [f.what for f in check_source(config_of(options)) if not f.ok]
+        assert len(wrong) == 1 and wrong[0].startswith(said)
+    finally:
+        conn.finish()
+    world.until(lambda: all(f.ok for f in check_source(config_of(options))), 60)
+    world.engine.execute(f"CREATE SOURCE busy WITH ({options})")
+    world.until(lambda: not all(f.ok for f in check_source(config_of(options))), 60)  # now we are the ones
+    assert all(f.ok for f in check_source(config_of(options), exists=lambda: True))
+    world.engine.execute("DROP SOURCE busy")
+
+
+class Liar:
+    """What a server says, with frames whose lengths are not true: those of `kind` that hold `mark`, while it `lies`."""
+
+    def __init__(self) -> None:
+        self.lies: Callable[[bytes], bytes] | None = None
+        self.kind, self.mark = b"", b""
+        self.told = 0
+
+    def connection(self) -> Callable[[bytes], bytes]:
+        held = bytearray()
+
+        def altered(block: bytes) -> bytes:
+            held.extend(block)
+            said = bytearray()
+            while len(held) >= 5 and len(held) > (length := int.from_bytes(held[1:5], "big")):
+                frame = bytes(held[: length + 1])
+                del held[: length + 1]
+                if self.lies is not None and frame[:1] == self.kind and self.mark in frame:
+                    self.told += 1
+                    frame = self.lies(frame)
+                said += frame
+            return bytes(said)
+
+        return altered
+
+
+def with_length(length: int) -> Callable[[bytes], bytes]:
+    return lambda frame: frame[:1] + struct.pack("!I", length) + frame[5:]
+
+
+def field_longer(frame: bytes) -> bytes:
+    """The last field's length is one more than there is."""
+    at = frame.rindex(b"CANARY") - 4
+    return frame[:at] + struct.pack("!i", int.from_bytes(frame[at : at + 4], "big") + 1) + frame[at + 4 :]
+
+
+def cut_inside(frame: bytes) -> bytes:
+    """A frame that is whole, around a message whose last value is cut off."""
+    return frame[:1] + struct.pack("!I", len(frame) - 1 - 3) + frame[5:-3]
+
+
+def test_server_whose_lengths_are_not_true_ends_in_an_error_and_nothing_is_lost_when_it_is_honest(
+    world: World, tmp_path: Path
+) -> None:
+    world.sql("CREATE TABLE lied (id int PRIMARY KEY, v text); CREATE TABLE bag (v text)")
+    world.sql("INSERT INTO lied SELECT i, 'CANARY' || i FROM generate_series(1, 300) i; ANALYZE lied")
+    world.sql("INSERT INTO bag SELECT v FROM lied; ALTER TABLE bag REPLICA IDENTITY FULL")
+    liar = Liar()
+    with TcpProxy(world.server.port, world.server.host) as proxy:
+        proxy.alter(liar.connection)
+        names = {"slot_name": "liar", "publication_name": "liar"}
+        at = {"hostname": proxy.host, "port": str(proxy.port), "ssl_mode": "disable"}
+        world.engine.execute(f"CREATE SOURCE liar WITH ({source_options(world, tmp_path, **at, **names)})")
+
+        def lying(
+            name: str, kind: bytes, lie: Callable[[bytes], bytes], codes: set[str], mark: bytes, written: str = ""
+        ) -> None:
+            """Until an error of these is shown that was not there before; `written` is what to write meanwhile."""
+            before, liar.told = len(found(name, codes)), 0
+            liar.kind, liar.mark, liar.lies = kind, mark, lie
+            if written:
+                world.sql(f"INSERT INTO lied SELECT max(id) + 1, '{written}' FROM lied")
+                world.sql(f"INSERT INTO bag VALUES ('{written}')")
+            world.until(lambda: liar.told > 0 and len(found(name, codes)) > before, 120)
+
+        def found(name: str, codes: set[str]) -> list[Any]:
+            return [e for e in world.engine.status()["errors"] if e["name"] == name and e["code"] in codes]
+
+        liar.kind, liar.mark, liar.lies = b"D", b"CANARY", with_length(2)
+        world.engine.execute("CREATE TABLE lied (*) FROM liar TABLE 'public.lied'")
+        for lie, code in (
+            (with_length(0xFFFFFFFF), "SOURCE_PROTOCOL"),
+            (with_length(2), "SOURCE_PROTOCOL"),
+            (field_longer, "COPY_MALFORMED"),
+        ):
+            lying("lied", b"D", lie, {code}, b"CANARY")
+        liar.kind, liar.lies = b"d", with_length(3)
+        world.engine.execute("CREATE TABLE bag (*) FROM liar TABLE 'public.bag'")
+        lying("bag", b"d", with_length(3), {"SOURCE_PROTOCOL"}, b"CANARY")
+        world.live("lied")
+        assert world.state("bag") == "creating"
+        liar.lies = None
+        world.live("bag")
+        # The stream: libpq finds the frame's length wrong; a message that is cut off inside is found by a task.
+        lost = {"SOURCE_UNREACHABLE", "SOURCE_PROTOCOL"}
+        lying("liar", b"d", with_length(1), lost, b"STREAMED", written="STREAMED")
+        liar.lies = None
+        same(world, "lied", "bag")
+        lying("liar", b"d", cut_inside, {"SPOOL_CORRUPT"}, b"CUT OFF", written="CUT OFF")
+        liar.lies = None
+        same(world, "lied", "bag")
+        world.sql("UPDATE lied SET v = 'after' WHERE id > 290; DELETE FROM bag WHERE v LIKE '%1%'")
+        same(world, "lied", "bag")
+        world.live("lied", "bag")
+        world.engine.execute("DROP SOURCE liar CASCADE")
+
+
+def same(world: World, *names: str) -> None:
+    for name in names:
+        world.until(lambda n=name: world.rows(n) == world.source_rows(n), 120)  # type: ignore[misc]
 
 
 def waits_for(world: World, name: str) -> str | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cdc_world import World, open_world
+from headwater.connectors.files.sink import read_table
 from headwater.errors import HeadwaterError, UsageError
 
 pytestmark = [pytest.mark.postgres, pytest.mark.spark]
@@ -99,6 +101,75 @@ def test_evolve_widens_a_column_and_anything_else_stops_the_table_alone(world: W
     world.sql("INSERT INTO wide VALUES (200, 1, 'on')")
     world.assert_equal("wide", "wide")
     assert world.rows("other") == before
+
+
+def test_a_wider_type_is_followed_under_a_view_and_a_sink_and_taken_over_where_there_is_none(
+    world: World, tmp_path: Path
+) -> None:
+    body = "id int PRIMARY KEY, n numeric(20,6), v varchar(9), t timestamp(3), c smallint"
+    for name in ("money", "lonely"):
+        world.sql(f"CREATE TABLE {name} ({body})")
+        world.sql(f"INSERT INTO {name} SELECT i, i / 7.0, 'v' || i, now(), i FROM generate_series(1, 50) i")
+        world.capture(f"public.{name}", name)
+    world.live("money", "lonely")
+    summed = "SELECT c % 3 AS k, sum(n) AS total, count(*) AS many FROM money GROUP BY c % 3"
+    world.engine.execute(f"CREATE MATERIALIZED VIEW money_sum AS {summed}")
+    world.engine.execute(f"CREATE SINK money_out FROM money WITH (connector='files', path='{tmp_path}')")
+    world.live("money_sum", "money_out")
+    alter = (
+        "ALTER n TYPE numeric(24,6), ALTER v TYPE text, ALTER t TYPE timestamp, ALTER c TYPE int, ALTER id TYPE bigint"
+    )
+    for name in ("money", "lonely"):
+        world.sql(f"ALTER TABLE {name} {alter}")
+        world.sql(f"UPDATE {name} SET n = n + 1, v = v || ' and longer', c = c + 1, t = now() WHERE id <= 10")
+        world.sql(
+            f"INSERT INTO {name} VALUES (51, 12345678901234.5, 'new', now(), 7); DELETE FROM {name} WHERE id = 50"
+        )
+
+    def equal() -> None:
+        for name in ("money", "lonely"):
+            world.until(lambda n=name: world.rows(n) == world.source_rows(n))  # type: ignore[misc]
+        world.until(lambda: world.rows("money_sum") == world.source_rows(f"({summed}) x"))
+        delivered = world.engine.table("money").df().select("id", "n").toArrow()
+        world.until(lambda: sorted(read_table(tmp_path).select(["id", "n"]).to_pylist(), key=repr)
+                    == sorted(delivered.to_pylist(), key=repr))  # fmt: skip
+
+    equal()
+    world.until(lambda: dict(world.engine.table("lonely").df().dtypes)["n"] == "decimal(24,6)")
+    world.live("lonely", "money", "money_sum", "money_out")
+    types = {name: dict(world.engine.table(name).df().dtypes) for name in ("money", "lonely")}
+    assert [types["lonely"][c] for c in ("id", "n", "c")] == ["int", "decimal(24,6)", "int"]
+    assert [types["money"][c] for c in ("id", "n", "c")] == ["int", "decimal(20,6)", "smallint"]
+    world.engine.execute("RECOVER")
+    world.sql("INSERT INTO lonely VALUES (52, 123456789012345678.123456, 'wide', now(), 100000)")
+    world.sql("UPDATE money SET n = -n WHERE id > 40; INSERT INTO money VALUES (52, 0.000001, NULL, NULL, NULL)")
+    equal()
+    stopped = [e for e in world.engine.status()["errors"] if e["name"] in ("money", "lonely") and not e["retrying"]]
+    assert not stopped and all(r["equal"] for r in world.engine.execute("VERIFY money")[0].rows)
+    world.sql("INSERT INTO money VALUES (53, 123456789012345678.1, 'too wide', now(), 1)")
+    error = failed_with(world, "money", "VALUE_NOT_REPRESENTABLE", "column n holds a value outside")
+    assert "wider there by now" in error["hint"]
+    world.engine.execute("DROP TABLE money CASCADE")
+
+
+def test_columns_declared_with_several_dimensions_are_text_by_copy_and_by_stream(world: World) -> None:
+    world.sql("CREATE DOMAIN grid AS int[][]; CREATE TABLE grids (id int PRIMARY KEY, g int[][], d grid, a int[])")
+    world.sql("INSERT INTO grids VALUES (1, '{{1,2},{3,4}}', '{{1}}', '{1,2}'), (2, '{7}', NULL, NULL)")
+    world.capture("public.grids", "grids")
+    world.live("grids")
+    world.sql("INSERT INTO grids SELECT id + 10, g, d, a FROM grids; UPDATE grids SET g = '{{5},{6}}' WHERE id = 2")
+    world.settle()
+    expected = world.source_rows("(SELECT id, g::text, d::text, a FROM grids) x")
+    assert world.rows("grids") == expected and world.state("grids") == "live"
+    assert dict(world.engine.table("grids").df().dtypes) == {
+        "id": "int",
+        "g": "string",
+        "d": "string",
+        "a": "array<int>",
+    }
+    world.capture("public.grids", "as_arrays", "arrays='array'")
+    failed_with(world, "as_arrays", "VALUE_NOT_REPRESENTABLE", "more than one dimension")
+    world.engine.execute("DROP TABLE as_arrays")
 
 
 def test_exception_stops_at_any_change_and_resync_takes_the_new_definition(world: World) -> None:

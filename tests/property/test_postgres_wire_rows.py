@@ -20,7 +20,7 @@ from decoded_rows import decode_rows
 from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
 from headwater.connectors.postgres.wirerows import TEXT_FORM, RowDecoder, WireRows, forms
-from headwater.errors import DefiniteError
+from headwater.errors import DefiniteError, TransientError
 
 RUN = settings(max_examples=150, deadline=None)
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -220,7 +220,7 @@ def test_header_and_trailer_are_no_rows_wherever_they_stand() -> None:
     "row", [ROW[:-1], ROW[:7], ROW[:1], b"", ROW + b"\0", copied([b"x"]), copied([None] * 3), ROW + ROW]
 )
 def test_rows_that_are_not_whole_or_have_other_fields_are_refused(row: bytes) -> None:
-    with pytest.raises(DefiniteError) as caught:
+    with pytest.raises(TransientError) as caught:
         decoded(ROW, row, ROW, plans=PLANS)
     assert caught.value.code == "COPY_MALFORMED"
 
@@ -228,7 +228,7 @@ def test_rows_that_are_not_whole_or_have_other_fields_are_refused(row: bytes) ->
 @pytest.mark.parametrize("size", [-2, 1 << 30, (1 << 31) - 1])
 def test_length_beyond_the_row_is_refused_and_not_followed(size: int) -> None:
     row = struct.pack("!hi", 2, 4) + bytes(4) + struct.pack("!i", size) + b"x"
-    with pytest.raises(DefiniteError) as caught:
+    with pytest.raises(TransientError) as caught:
         decoded(row, plans=PLANS)
     assert caught.value.code == "COPY_MALFORMED"
 

@@ -6,6 +6,7 @@ What is right or wrong at a source is decided by `connectors/postgres/check.py`,
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -38,6 +39,12 @@ Password = Annotated[str, typer.Option("--password", help="a reference: ${NAME} 
 Database = Annotated[str | None, typer.Option("--database", help="name of the database")]
 Slot = Annotated[str, typer.Option("--slot", help="name of the replication slot")]
 Publication = Annotated[str, typer.Option("--publication", help="name of the publication")]
+SslMode = Annotated[
+    str | None, typer.Option("--ssl-mode", help="disable, allow, prefer, require, verify-ca or verify-full")
+]
+SslRootCert = Annotated[str | None, typer.Option("--ssl-root-cert", help="file of the authority of the server's cert")]
+SslCert = Annotated[str | None, typer.Option("--ssl-cert", help="file of a client certificate")]
+SslKey = Annotated[str | None, typer.Option("--ssl-key", help="file of its key")]
 Tables = Annotated[list[str] | None, typer.Option("--table", help="schema.table; may be given several times")]
 
 
@@ -67,6 +74,10 @@ def check(
     database: Database = None,
     slot: Slot = "headwater",
     publication: Publication = "headwater",
+    ssl_mode: SslMode = None,
+    ssl_root_cert: SslRootCert = None,
+    ssl_cert: SslCert = None,
+    ssl_key: SslKey = None,
     table: Tables = None,
     data_dir: DataDir = DEFAULT_DIR,
 ) -> None:
@@ -88,8 +99,9 @@ def check(
         sources = sources_of(_definitions(data_dir), str(data_dir))
     else:
         options = source_options(hostname, port, username, password, database, slot, publication)
+        options |= tls_options(ssl_mode, ssl_root_cert, ssl_cert, ssl_key)
         sources = [SourceToCheck("the source", options, tuple(table or ()))]
-    missing = _check_sources(sources)
+    missing = _check_sources(sources, data_dir)
     if missing:
         sys.stderr.write(f"error: [CHECK_FAILED] {missing} thing{'s' if missing > 1 else ''} to put right\n")
         raise typer.Exit(1)
@@ -127,20 +139,33 @@ def sources_of(text: str, where: str = "the file") -> list[SourceToCheck]:
     return [SourceToCheck(x.name, x.options, tuple(tables.get(key, ()))) for key, x in sources.items()]
 
 
-def _check_sources(sources: Sequence[SourceToCheck]) -> int:
+def _check_sources(sources: Sequence[SourceToCheck], data_dir: Path) -> int:
     from headwater.connectors.postgres.check import check_source
 
     missing = 0
     for source in sources:
         sys.stdout.write(f"{source.name}\n")
-        for finding in check_source(_config(source.options), source.tables):
+        config = _config(source.options)
+        exists = functools.partial(_has_source, data_dir, config)
+        for finding in check_source(config, source.tables, exists=exists):
             missing += not finding.ok
             _show(finding)
     return missing
 
 
+def _has_source(data_dir: Path, config: PostgresConfig) -> bool:
+    """Whether the data directory has a source with the same slot of the same server."""
+    if not data_dir.exists():
+        return False
+    try:
+        known = [_config(source.options) for source in sources_of(_definitions(data_dir), str(data_dir))]
+    except HeadwaterError:
+        return False
+    return (config.hostname, config.port, config.slot) in [(c.hostname, c.port, c.slot) for c in known]
+
+
 def _show(finding: Finding) -> None:
-    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {finding.what}\n")
+    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {_printable(finding.what)}\n")
     if finding.sql_to_fix:
         sys.stdout.write(f"         run: {finding.sql_to_fix}\n")
     sys.stdout.flush()
@@ -188,6 +213,13 @@ def source_options(
     }
 
 
+def tls_options(mode: str | None, root_cert: str | None, cert: str | None, key: str | None) -> dict[str, str]:
+    """Those that are given; a file's path from here on, wherever the engine runs."""
+    files = {"ssl.root.cert": root_cert, "ssl.cert": cert, "ssl.key": key}
+    given = {name: str(Path(path).absolute()) for name, path in files.items() if path}
+    return {**({"ssl.mode": mode} if mode else {}), **given}
+
+
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -217,6 +249,10 @@ def init(
     database: Database = None,
     slot: Slot = "headwater",
     publication: Publication = "headwater",
+    ssl_mode: SslMode = None,
+    ssl_root_cert: SslRootCert = None,
+    ssl_cert: SslCert = None,
+    ssl_key: SslKey = None,
     table: Tables = None,
     force: Annotated[bool, typer.Option("--force", help="write over an existing file")] = False,
     data_dir: DataDir = DEFAULT_DIR,
@@ -234,6 +270,7 @@ def init(
         database = database or typer.prompt("Database", default="postgres", err=True)
         username = username or typer.prompt("Role", default=os.environ.get("USER", "postgres"), err=True)
     options = source_options(hostname, port, username, password, database, slot, publication)
+    options |= tls_options(ssl_mode, ssl_root_cert, ssl_cert, ssl_key)
     found = _found_tables(_config(options))
     _list(found)
     wanted = _choose(found, table)
@@ -273,12 +310,17 @@ def _problem(config: PostgresConfig, conn: Any, info: TableInfo) -> str:
 
 
 def external_name(schema: str, name: str) -> str:
-    """`schema.table` as CREATE TABLE … FROM reads it: parts with a point or a quote are quoted."""
+    """`schema.table` as CREATE TABLE … FROM reads it: parts with a point, a quote or a space are quoted."""
 
     def part(text: str) -> str:
-        return '"' + text.replace('"', '""') + '"' if "." in text or '"' in text else text
+        return text if re.fullmatch(r'[^\s."]+', text) else '"' + text.replace('"', '""') + '"'
 
     return f"{part(schema)}.{part(name)}"
+
+
+def _printable(text: str) -> str:
+    """Names are the source's: none of them moves the cursor, or does more than be read."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _list(found: Sequence[FoundTable]) -> None:
@@ -287,7 +329,7 @@ def _list(found: Sequence[FoundTable]) -> None:
         rows = f"about {one.rows:,} rows" if one.rows >= 0 else "rows not counted yet"
         key = f"key ({', '.join(one.key)})" if one.key else "no key"
         note = f"  cannot be captured: {one.problem}" if one.problem else f"  {key}"
-        sys.stderr.write(f"  {one.external:40} {rows:>24}{note}\n")
+        sys.stderr.write(_printable(f"  {one.external:40} {rows:>24}{note}") + "\n")
 
 
 def _choose(found: list[FoundTable], names: Iterable[str] | None) -> list[FoundTable]:
@@ -326,10 +368,15 @@ def pipeline_text(options: dict[str, str], tables: Sequence[FoundTable]) -> str:
     for name, table in named:
         statement = f"CREATE TABLE {name} (*) FROM {source} TABLE {_text(table.external)};"
         if table.problem:
-            lines += [f"-- {table.external} cannot be captured: {table.problem}", f"-- {statement}"]
+            lines += [_comment(f"{table.external} cannot be captured: {table.problem}"), _comment(statement)]
         else:
             lines.append(statement)
     return "\n".join([*lines, *_examples([x for x in named if not x[1].problem]), ""])
+
+
+def _comment(text: str) -> str:
+    """Names are the source's: a line's end in one must not end the comment."""
+    return "\n".join(f"-- {line}" for line in text.splitlines())
 
 
 def _examples(tables: Sequence[tuple[str, FoundTable]]) -> list[str]:
@@ -342,13 +389,17 @@ def _examples(tables: Sequence[tuple[str, FoundTable]]) -> list[str]:
         f"-- CREATE MATERIALIZED VIEW {_quoted('my_view')} AS SELECT count(*) AS n FROM {example};",
         "",
         "-- A sink delivers the changes of a table or view exactly once; docs/sinks.md has the connectors and options:",
-        f"-- CREATE SINK my_sink FROM {example} WITH (connector='files', path='./out', primary_key='{','.join(key)}');",
+        _comment(
+            f"CREATE SINK my_sink FROM {example} "
+            f"WITH (connector='files', path='./out', primary_key={_text(','.join(key))});"
+        ),
     ]
 
 
 def _our_name(external: str, taken: set[str]) -> str:
     """`orders` for public.orders, `schema_table` for others, `shop` for a database; a number behind what is taken."""
     plain = external.replace('"', "").removeprefix("public.").replace(".", "_")
+    plain = "".join(c if c.isprintable() else "_" for c in plain)
     plain = plain or "t"
     name, number = plain, 1
     while name.lower() in {t.strip("`").lower() for t in taken}:

@@ -39,7 +39,7 @@ from headwater.capture.splits import (
 from headwater.errors import HeadwaterError, UsageError
 from headwater.runtime.captured_job import CapturedJob
 from headwater.runtime.copying import Copying, SharedSnapshot
-from headwater.runtime.shape import TableShape, evolved
+from headwater.runtime.shape import TableShape, evolved, widens
 from headwater.runtime.splits import CapturedState, Prepared, SplitInfo, bounds_of, in_order, split_of
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment, SplitRow
 
@@ -70,6 +70,9 @@ class TableBackfill(CapturedJob):
         self.prepared: Prepared | None = None  # waits for the next barrier
         self._applied: Prepared | None = None  # a barrier has it, and is perhaps not committed yet
         self.repairing = asyncio.Lock()  # two differences of one table would each miss what the other does
+        # Held by whoever begins a copy or stops the table: the user's RESYNC and `Healing` may want both at once.
+        self.deciding = asyncio.Lock()
+        self._stands_still = False
         self._dirty: list[SplitRow] = []
         self._changing = threading.Lock()  # reads are noted in one thread, a barrier looks in another
         self._totals: dict[str, Any] = {}
@@ -318,7 +321,7 @@ class TableBackfill(CapturedJob):
 
     def at_barrier(self, last: int, target: int, contribution: Contribution, paused: bool) -> CapturedState | None:
         """Decide this epoch's part: what is handed over, and from where events are needed. None: nothing at all."""
-        if self.failed:
+        if self.failed or self._stands_still:
             return None
         with self._changing:
             dirty, self._dirty = self._dirty, []
@@ -427,18 +430,20 @@ class TableBackfill(CapturedJob):
 
     async def resync(self) -> None:
         """Copy the table anew beside what it holds. A failed table stands still meanwhile, any other goes on."""
-        if self.unfinished and not self.failed:
-            raise UsageError(
-                "BACKFILL_RUNNING", f"table {self.name} is being copied already", hint="wait until it is live"
-            )
-        await self.copy_anew(follow=not self.failed)
+        async with self.deciding:
+            if self.unfinished and not self.failed:
+                raise UsageError(
+                    "BACKFILL_RUNNING", f"table {self.name} is being copied already", hint="wait until it is live"
+                )
+            await self.copy_anew(follow=not self.failed)
 
     async def copy_anew(
         self, *, follow: bool, only_if_reshaped: bool = False, notice: HeadwaterError | None = None
     ) -> bool:
         """Begin another generation. `follow`: the table goes on following the stream until it is handed over.
 
-        `notice` is shown before anything happens, so that a crash cannot hide it.
+        `notice` is shown before anything happens, so that a crash cannot hide it. What was found in the table before
+        the new generation is no matter any more: `Healing` forgets it.
         """
         with self.source.holding() as floor:
             mark = await asyncio.to_thread(self.source.enter_again, self)
@@ -449,8 +454,14 @@ class TableBackfill(CapturedJob):
             contribution = Contribution()
             self.contribute_resync(contribution, mark, floor, follow=follow)
             await self.stop()
-            await self.core.main.request(contribution=contribution)
-            self.load()
+            # A failed table stands still until the new generation is loaded, also at barriers between that and commit.
+            self._stands_still = self.failed
+            try:
+                await self.core.main.request(contribution=contribution)
+                self.core.capture.healing.forget(self)
+                self.load()
+            finally:
+                self._stands_still = False
         self.start()
         return True
 
@@ -472,9 +483,19 @@ class TableBackfill(CapturedJob):
         contribution.job_updates.setdefault(self.table_id, {})["state"] = "creating"  # WAIT waits for it
         self.info = None
 
+    @property
+    def used(self) -> bool:
+        """Views or sinks read the table."""
+        return bool(self.core.registry.dependants(self.table_id))
+
+    @property
+    def widens(self) -> bool:
+        """Another width of a column is taken over: nobody has the old one, and no key is made of it."""
+        return widens(self.policy) and not self.used
+
     def reshaped(self, info: Any, streamed: Collection[str]) -> TableShape | None:
         """The columns that the table gets from a source that has changed; None if they stay as they are."""
-        used = bool(self.core.registry.dependants(self.table_id))
+        used = self.used
         options = self.captured["options"]
         found = evolved(self.shape, info, policy=self.policy, options=options, used=used, streamed=streamed)
         return found if found != self.shape else None

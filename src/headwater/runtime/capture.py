@@ -114,7 +114,7 @@ class Capture:
     # -- statements -------------------------------------------------------------------------------------------------
 
     async def create_source(self, statement: s.CreateSource) -> None:
-        from headwater.connectors.postgres.client import PostgresConfig
+        from headwater.connectors.postgres.client import PostgresConfig, may_be_read_by_others
 
         connector = statement.options.get("connector")
         if connector not in CONNECTORS:
@@ -126,6 +126,8 @@ class Capture:
         check_secrets(statement.options)
         config = PostgresConfig.from_options(statement.options)
         self._check_slot_is_free(config)
+        if warning := may_be_read_by_others(config):
+            log.warning("source %s: %s", statement.name, warning)
         made = await asyncio.to_thread(setup.open_slot, config)
         spec = {"options": statement.options, "inputs": [], **made}
         row = self.core.commands.row(statement.name, "source", "live", statement.text, spec)

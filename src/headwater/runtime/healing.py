@@ -39,7 +39,6 @@ SHAPE_SUSPECTS: Final = frozenset(
     {
         "SOURCE_SCHEMA_CHANGED",
         "SOURCE_COLUMN_NOT_FOUND",
-        "COPY_MALFORMED",
         "VALUE_MALFORMED",
         "VALUE_NOT_REPRESENTABLE",
     }
@@ -110,27 +109,31 @@ class Healing:
                 continue
             await self._check_catalogue(source)
             for table in list(source.tables.values()):
-                if time.monotonic() >= self._not_before.get(table.table_id, 0.0):
+                # While the user's RESYNC begins there is nothing to look into, and others need not wait for it.
+                due = time.monotonic() >= self._not_before.get(table.table_id, 0.0)
+                if due and not table.deciding.locked():
                     await self._guarded(table, self._heal(table))
             if source.reader is not None and source.reader.knows_publication:
                 self._looked.add(source.job_id)
 
     async def _guarded(self, table: TableBackfill, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except TransientError as error:
-            self._later(table)
-            self.core.record_error(table.table_id, table.name, error, retrying=True)
-        except HeadwaterError as error:
-            self._forget(table)
-            await self._stop(table, error)
+        """Not while the user's RESYNC begins, which ends what `work` was to look into."""
+        async with table.deciding:
+            try:
+                await work
+            except TransientError as error:
+                self._later(table)
+                self.core.record_error(table.table_id, table.name, error, retrying=True)
+            except HeadwaterError as error:
+                self.forget(table)
+                await self._stop(table, error)
 
     async def _heal(self, table: TableBackfill) -> None:
         table_id = table.table_id
         if table_id in self._lost:
             if table.failed:  # else its failure is not committed yet
                 await table.copy_anew(follow=False)
-                self._forget(table)
+                self.forget(table)
         elif table_id in self._suspects:
             if table.failed or table.stopped:
                 await self._try_shape(table, self._suspects[table_id])
@@ -142,10 +145,10 @@ class Healing:
     async def _try_shape(self, table: TableBackfill, error: HeadwaterError) -> None:
         """Whether the table's columns have changed, and a copy with the new ones is allowed and begun."""
         if table.policy == "exception" or not await table.copy_anew(follow=False, only_if_reshaped=True):
-            self._forget(table)
+            self.forget(table)
             await self._stop(table, error)
             return
-        self._forget(table)
+        self.forget(table)
 
     async def _reshape(self, table: TableBackfill, what: str) -> None:
         notice = SourceError(
@@ -154,7 +157,7 @@ class Healing:
             hint=f"it is copied anew, as schema.change.behavior = {table.policy} says",
         )
         await table.copy_anew(follow=not table.unfinished, only_if_reshaped=True, notice=notice)
-        self._forget(table)
+        self.forget(table)
 
     async def _check_membership(self, table: TableBackfill) -> None:
         """The table is still in the publication under the entry with which it entered."""
@@ -197,6 +200,8 @@ class Healing:
 
     async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
         """`oid`: of the table that has the captured name; `name_now`: of the table that we follow."""
+        if table.failed or table.replacing:
+            return
         external = ".".join(table.captured["external"])
         if oid == table.oid:
             self._renamed.pop(table.table_id, None)
@@ -282,7 +287,8 @@ class Healing:
     def _later(self, table: TableBackfill) -> None:
         self._not_before[table.table_id] = time.monotonic() + LOOK_AGAIN_S
 
-    def _forget(self, table: TableBackfill) -> None:
+    def forget(self, table: TableBackfill) -> None:
+        """Whatever was found in the table: it is dealt with, or of before its newest copy."""
         for found in (self._reshaped, self._suspects, self._not_before):
             found.pop(table.table_id, None)
         self._lost.discard(table.table_id)

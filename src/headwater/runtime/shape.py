@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from headwater.connectors.postgres.catalogue import TableInfo
-from headwater.connectors.postgres.types import ColumnPlan, TypeOptions, column_plan
+from headwater.connectors.postgres.shape import kept_type
+from headwater.connectors.postgres.types import ColumnPlan, Kind, TypeOptions, column_plan
 from headwater.errors import SourceError
 from headwater.model.schema import Column, Schema, is_reserved, multiset
 
@@ -77,11 +78,14 @@ def evolved(
     present = {c.name: c for c in info.columns}
     sent, not_sent = sent_columns(info, streamed)
     types = TypeOptions.of(options)
+    widen = widens(policy) and not used
     _check_key(shape, info)
     plans = []
     for old in shape.plans:
         if old.name in sent and not (old.absent and policy == "ignore"):
-            plans.append(_kept(old, column_plan(present[old.name], types), info, widen=policy == "evolve" and not used))
+            # An array of a table that was made before the declared dimensions counted stays one.
+            as_before = replace(types, arrays_as_array=types.arrays_as_array or old.kind is Kind.ARRAY)
+            plans.append(_kept(old, column_plan(present[old.name], as_before), info, widen=widen))
         elif used or policy != "evolve":
             plans.append(replace(old, absent=True))
     taken = {p.name for p in shape.plans}
@@ -110,12 +114,17 @@ def _check_key(shape: TableShape, info: TableInfo) -> None:
         raise _stopped(info, f"its key is ({', '.join(info.key)}), and was ({', '.join(key)})")
 
 
+def widens(policy: str) -> bool:
+    """Whether a column takes over a wider type of the source's, if no view or sink has its old one."""
+    return policy in ("evolve", "lenient")
+
+
 def _kept(old: ColumnPlan, new: ColumnPlan, info: TableInfo, *, widen: bool) -> ColumnPlan:
-    if new.ddl_type == old.ddl_type:
+    if widen and _wider(old, new):
         return new
-    if not (widen and _wider(old, new)):
+    if (kept := kept_type(old, new)) is None:
         raise _stopped(info, f"column {old.name} is {new.ddl_type}, and was {old.ddl_type}")
-    return new
+    return kept
 
 
 def _wider(old: ColumnPlan, new: ColumnPlan) -> bool:

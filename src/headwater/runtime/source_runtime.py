@@ -473,6 +473,8 @@ class SourceRuntime:
         abandoned = self.directory
         await self.core.main.request(contribution=contribution)
         self.reader, self.lost = None, None
+        for table in self.tables.values():
+            self.core.capture.healing.forget(table)
         self.load()
         self.core.forget_files([f"spool/{abandoned.name}"])
         await self.start_reader()

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 def open_slot(config: PostgresConfig) -> dict[str, Any]:
     """Publication, then slot: a slot decodes with the catalogue of its time, and must find the publication there."""
     from headwater.connectors.postgres.client import connect, translated
-    from headwater.connectors.postgres.slots import drop_publication, ensure_slot, publication_of
+    from headwater.connectors.postgres.slots import drop_publication, ensure_slot, publication_of, require_free_slot
 
     try:
         with connect(config) as conn:
+            require_free_slot(conn, config)
             published = publication_of(conn, config.publication) is None
             if published:
                 with translated(f"creating publication {config.publication}"):

@@ -95,6 +95,7 @@ class CapturedState:
             seq_base,
             policy=backfill.policy,
             follows=shape.follows,
+            widens=backfill.widens,
             complete=bool(backfill.captured["snapshot"] or backfill.splits),
         )
 

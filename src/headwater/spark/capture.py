@@ -78,6 +78,8 @@ class CapturedTable:
     policy: str = "lenient"
     follows: tuple[str, ...] | None = None
     """`policy` is schema.change.behavior; `follows` are columns that we leave out, None: others are no matter."""
+    widens: bool = False
+    """A wider type of the source's is taken over."""
     complete: bool = True
     """We hold every row that an event can be about; not so if only changes are captured."""
     origin: Origin | None = None
@@ -272,9 +274,11 @@ class _OneTable:
         from headwater.connectors.postgres.shape import compare, shape_changed
 
         change = compare(relation, self.table.plans, self.table.follows)
-        if change and self.table.policy == "exception":
+        if (change or change.widened) and self.table.policy == "exception":
             raise shape_changed(relation, str(change))
-        if change and self.table.policy != "ignore":
+        keys = {p.name for p in self.table.plans if p.key_position is not None}  # these keep their type
+        wider = self.table.widens and not keys.issuperset(change.widened)
+        if (change and self.table.policy != "ignore") or wider:
             self.reshaped.append(str(change))
 
     def _first_relation(self, frames: Any) -> Any:

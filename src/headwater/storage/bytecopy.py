@@ -1,6 +1,7 @@
 """Bytes read, written and copied in words inside of compiled functions, which would do it one by one. Loads numba.
 
-All positions are uint64, and may be anything. Who reads or writes beyond an array is not told.
+All positions are uint64, and may be anything. Who reads or writes beyond an array is not told; but with
+NUMBA_BOUNDSCHECK=1, for tests, the same is done byte by byte, and numba tells.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import config, types
 from numba.extending import intrinsic
 
 from headwater.storage.compiled import inlined
@@ -60,10 +61,47 @@ def _word_copy(kind: ir.Type) -> Any:
     return copy
 
 
+def _checked_load() -> Any:
+    @inlined
+    def load(source: Any, at: Any) -> Any:
+        word = np.uint64(0)
+        for k in range(np.uint64(8)):
+            word |= np.uint64(source[at + k]) << (np.uint64(8) * k)
+        return word
+
+    return load
+
+
+def _checked_store(size: int) -> Any:
+    count = np.uint64(size)
+
+    @inlined
+    def store(out: Any, at: Any, word: Any) -> None:
+        for k in range(count):
+            out[at + k] = np.uint8((np.uint64(word) >> (np.uint64(8) * k)) & np.uint64(255))
+
+    return store
+
+
+def _checked_copy(size: int) -> Any:
+    count = np.uint64(size)
+
+    @inlined
+    def copy(source: Any, at: Any, out: Any, to: Any) -> None:
+        for k in range(count):
+            out[to + k] = source[at + k]
+
+    return copy
+
+
 store_eight = _word_store(ir.IntType(64), types.uint64)
 store_four = _word_store(ir.IntType(32), types.uint32)
 _copy_eight = _word_copy(ir.IntType(64))
 copy_sixteen = _word_copy(ir.VectorType(ir.IntType(8), 16))
+if getattr(config, "BOUNDSCHECK", None):
+    load_eight = _checked_load()
+    store_eight, store_four = _checked_store(8), _checked_store(4)
+    _copy_eight, copy_sixteen = _checked_copy(8), _checked_copy(16)
 _EIGHT = np.uint64(8)
 _SIXTEEN = np.uint64(16)
 

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -32,6 +32,7 @@ class TcpProxy:
     - `stall()` holds all bytes back without closing anything (a black hole), until `flow()`.
     - `delay(seconds)` holds each block back for that long, in both directions.
     - `cut_after(count)` resets a connection once it has carried that many bytes from the target; None ends this.
+    - `alter(made)` lets `made()` give, for each new connection, what becomes of the blocks from the target.
     """
 
     def __init__(self, target_port: int, target_host: str = HOST) -> None:
@@ -42,6 +43,7 @@ class TcpProxy:
         self.bytes_from_target = 0
         self._delay_s = 0.0
         self._cut_after: int | None = None
+        self._alter: Callable[[], Callable[[bytes], bytes]] = lambda: lambda block: block
         self._loop = asyncio.new_event_loop()
         self._flow = asyncio.Event()
         self._flow.set()
@@ -82,6 +84,9 @@ class TcpProxy:
 
     def cut_after(self, count: int | None) -> None:
         self._cut_after = count
+
+    def alter(self, made: Callable[[], Callable[[bytes], bytes]]) -> None:
+        self._alter = made
 
     @property
     def open_connections(self) -> int:
@@ -136,12 +141,14 @@ class TcpProxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, counted: bool) -> None:
         carried = 0
+        altered = self._alter()
         while block := await reader.read(CHUNK_BYTES):
             if self._delay_s:
                 await asyncio.sleep(self._delay_s)
             await self._flow.wait()
             if counted:  # before the other side can have it, and look
                 self.bytes_from_target += len(block)
+                block = altered(block)
             writer.write(block)
             await writer.drain()
             if counted:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import headwater
 from headwater.cli import main
 from headwater.cli.commands import app
-from headwater.cli.setup import FoundTable, external_name, pipeline_text, source_options, sources_of
+from headwater.cli.setup import FoundTable, external_name, pipeline_text, source_options, sources_of, tls_options
 from headwater.errors import UsageError
 from headwater.sql import statements as s
 from headwater.sql.parser import parse
@@ -55,6 +55,22 @@ def test_names_that_collide_or_need_quotes_are_written_so_that_they_can_be_read_
     statements = [x for x in written(*tables) if isinstance(x, s.CreateTableFrom)]
     assert [x.name for x in statements] == ["Über Bestellung", "a_b_c", "a_b_c_2", "dotted_name"]
     assert [x.external for x in statements] == [t.external for t in tables]
+
+
+def test_name_with_a_line_end_is_no_statement_of_its_own() -> None:
+    name = "x\n; DROP TABLE orders; --\r"
+    refused = FoundTable(external_name("public", name), 1, (name,), f"table public.{name} has no primary key")
+    taken = FoundTable(external_name("public", name), 1, (name,))
+    assert [type(x) for x in written(refused)] == [s.CreateSource]
+    source, table = written(taken)
+    assert isinstance(source, s.CreateSource) and isinstance(table, s.CreateTableFrom)
+    assert table.external == taken.external and table.name.isprintable()
+
+
+def test_options_for_tls_are_those_that_are_given_with_paths_that_hold_everywhere() -> None:
+    assert tls_options(None, None, None, None) == {}
+    found = tls_options("verify-full", "ca.pem", "/c.pem", None)
+    assert found == {"ssl.mode": "verify-full", "ssl.root.cert": str(Path("ca.pem").absolute()), "ssl.cert": "/c.pem"}
 
 
 def test_sources_of_a_file_come_with_their_tables() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.connectors.postgres.copytext import decode_copy, scan_copy_text
 from headwater.connectors.postgres.types import ColumnPlan, Kind
-from headwater.errors import DefiniteError
+from headwater.errors import TransientError
 
 PLANS = [ColumnPlan("a", "INT", Kind.INT), ColumnPlan("b", "STRING", Kind.TEXT)]
 
@@ -29,13 +29,13 @@ def test_empty_line_is_one_empty_field() -> None:
 def test_block_that_ends_inside_of_a_line_says_how_much_it_used() -> None:
     scan = scan_copy_text(bytearray(b"1\ta\n2\tb\\"), 2)
     assert (scan.rows, scan.consumed) == (1, 4)
-    with pytest.raises(DefiniteError, match="inside of a line"):
+    with pytest.raises(TransientError, match="inside of a line"):
         decode_copy(b"1\ta\n2\tb", PLANS)
 
 
 @pytest.mark.parametrize("block", [b"1\n", b"1\t2\t3\n", b"1\t\\Nx\n", b"1\tx\\\n", b"1\t\\\n"])
 def test_line_with_another_number_of_fields_is_refused(block: bytes) -> None:
-    with pytest.raises(DefiniteError) as caught:
+    with pytest.raises(TransientError) as caught:
         scan_copy_text(block, 2)
     assert caught.value.code == "COPY_MALFORMED"
 

@@ -42,8 +42,18 @@ def spool(*messages: bytes) -> bytes:
 
 def test_relation_message_is_parsed() -> None:
     assert parse_relation(RELATION) == T
-    with pytest.raises(ValueError):
-        parse_relation(BEGIN)
+
+
+@pytest.mark.parametrize("message", [BEGIN, RELATION[:-1], RELATION[:8], b"R", RELATION + b"\0"])
+def test_relation_message_that_is_none_is_refused(message: bytes) -> None:
+    with pytest.raises(DefiniteError, match="SPOOL_CORRUPT"):
+        parse_relation(message)
+
+
+@pytest.mark.parametrize("message", [b"I\0\0\0\5K" + ROW, b"I\0\0\0\5N\0\2", b"U\0\0\0\5O" + ROW])
+def test_row_message_without_the_row_that_it_must_have_is_refused(message: bytes) -> None:
+    with pytest.raises(DefiniteError, match="SPOOL_CORRUPT"):
+        decode_events(spool(BEGIN, message, COMMIT), T, PLANS)
 
 
 def test_insert_is_decoded_with_its_transaction() -> None:

@@ -11,7 +11,7 @@ from headwater.connectors.postgres.catalogue import TableInfo
 from headwater.connectors.postgres.client import PostgresConfig
 from headwater.connectors.postgres.rowhash import row_ids
 from headwater.connectors.postgres.shape import Relation, RelationColumn, ShapeChange, bind, compare
-from headwater.connectors.postgres.types import ColumnPlan, Kind, PgColumn, column_plan
+from headwater.connectors.postgres.types import ColumnPlan, Kind, PgColumn, Wire, column_plan
 from headwater.errors import DefiniteError, SourceError, UsageError
 from headwater.runtime.shape import TableShape, evolved, shape_of
 
@@ -88,16 +88,47 @@ def test_a_column_that_comes_back_is_taken_again_and_is_another_one() -> None:
 BIG = replace(A, type_oid=20, type_name="bigint")
 
 
-def test_only_evolve_widens_and_only_what_nobody_reads() -> None:
-    assert after(ID, BIG, B, policy="evolve")[1] == ("a", "BIGINT", False)
-    for policy, used in (("evolve", True), ("lenient", False), ("ignore", False)):
-        with pytest.raises(SourceError) as caught:
-            after(ID, BIG, B, policy=policy, used=used)
-        assert "column a is BIGINT, and was INT" in caught.value.message
-    with pytest.raises(SourceError):
-        after(ID, A, B, policy="evolve", before=shape(ID, BIG, B))  # narrower
-    with pytest.raises(SourceError):
-        after(replace(ID, type_oid=20), A, B, policy="evolve")  # the key
+REAL = replace(A, type_oid=700, type_name="real")
+DOUBLE = replace(A, type_oid=701, type_name="double precision")
+
+
+def numeric(precision: int, scale: int) -> PgColumn:
+    return replace(A, type_oid=1700, typmod=(precision << 16 | scale) + 4)
+
+
+def test_a_wider_type_is_taken_over_where_nobody_has_the_old_one_and_else_followed_under_that() -> None:
+    for policy, used, kind in (
+        ("evolve", False, "BIGINT"),
+        ("lenient", False, "BIGINT"),
+        ("evolve", True, "INT"),
+        ("lenient", True, "INT"),
+        ("ignore", False, "INT"),
+    ):
+        assert after(ID, BIG, B, policy=policy, used=used)[1] == ("a", kind, False)
+    assert after(replace(ID, type_oid=20), A, B, policy="evolve") == OLD  # a key of another type has another place
+    for used, kind in ((False, "DECIMAL(24,6)"), (True, "DECIMAL(20,6)")):
+        assert after(ID, numeric(24, 6), B, before=shape(ID, numeric(20, 6), B), used=used)[1] == ("a", kind, False)
+    assert after(ID, numeric(18, 6), B, before=shape(ID, numeric(20, 6), B))[1] == ("a", "DECIMAL(20,6)", False)
+
+
+def test_a_column_that_is_followed_under_its_old_type_is_so_again_and_widens_later() -> None:
+    kept = evolved(BEFORE, info(ID, BIG, B), policy="lenient", options={}, used=True, streamed={"id", "a", "b"})
+    assert kept.plans[1].wire is Wire.TEXT_ONLY and kept.plans[1].type_oid == 20
+    assert after(ID, BIG, B, before=kept, used=True) == OLD
+    assert after(ID, BIG, B, before=kept)[1] == ("a", "BIGINT", False)
+
+
+def test_a_type_that_would_change_values_stops_the_table() -> None:
+    for before, now, used in (
+        (BIG, A, False),  # narrower
+        (REAL, DOUBLE, True),  # digits would be lost
+        (numeric(20, 6), numeric(24, 8), True),
+        (numeric(20, 6), numeric(40, 6), True),
+        (A, replace(A, type_oid=26, type_name="oid"), True),  # a negative one has another text
+    ):
+        with pytest.raises(SourceError, match="is not as it was captured"):
+            after(ID, now, B, before=shape(ID, before, B), used=used)
+    assert after(ID, DOUBLE, B, before=shape(ID, REAL, B))[1] == ("a", "DOUBLE", False)
     assert after(ID, A, replace(B, type_oid=25, typmod=-1), policy="ignore") == OLD  # the same type here
 
 
@@ -123,12 +154,29 @@ def relation(*columns: tuple[str, int, int]) -> Relation:
 def test_a_shape_in_the_stream_is_held_against_the_captured_columns() -> None:
     plans = BEFORE.plans
     assert not compare(relation(("id", 23, -1), ("a", 23, -1), ("b", 1043, 14)), plans, ())
-    changed = relation(("id", 23, -1), ("a", 20, -1), ("c", 25, -1), ("g", 23, -1))
+    changed = relation(("id", 23, -1), ("a", 25, -1), ("c", 25, -1), ("g", 23, -1))
     assert compare(changed, plans, ("g",)) == ShapeChange(("c",), ("b",), ("a",))
     assert compare(changed, plans, None) == ShapeChange((), ("b",), ("a",))
     amount = ColumnPlan("n", "DECIMAL(10,2)", Kind.DECIMAL, 10, 2, type_oid=1700)
     assert not compare(relation(("n", 1700, (10 << 16 | 2) + 4)), [amount], None)
-    assert compare(relation(("n", 1700, (12 << 16 | 2) + 4)), [amount], None).retyped == ("n",)
+    assert compare(relation(("n", 1700, (12 << 16 | 3) + 4)), [amount], None).retyped == ("n",)
+
+
+@pytest.mark.parametrize(
+    ("plan", "now", "widened"),
+    [
+        (ColumnPlan("n", "DECIMAL(10,2)", Kind.DECIMAL, 10, 2, type_oid=1700), (1700, (12 << 16 | 2) + 4), True),
+        (ColumnPlan("n", "DECIMAL(10,2)", Kind.DECIMAL, 10, 2, type_oid=1700), (1700, (9 << 16 | 2) + 4), False),
+        (ColumnPlan("n", "INT", Kind.INT, type_oid=23), (20, -1), True),
+        (ColumnPlan("n", "INT", Kind.INT, type_oid=20), (20, -1), True),  # followed under its old type since then
+        (ColumnPlan("n", "STRING", Kind.TEXT, type_oid=1043), (25, -1), False),
+        (ColumnPlan("n", "STRING", Kind.TEXT, type_oid=1043), (1043, 104), False),
+    ],
+)
+def test_a_wider_column_of_the_stream_is_followed_on(plan: ColumnPlan, now: tuple[int, int], widened: bool) -> None:
+    change = compare(relation(("n", *now)), [plan], None)
+    assert not change and bool(change.widened) is widened
+    assert bind(relation(("n", *now)), [plan], changing=False, tolerant=False).tolist() == [0]
 
 
 def test_binding_is_tolerant_of_missing_columns_but_never_of_a_key_or_another_type() -> None:

@@ -21,6 +21,7 @@ class FakeTable:
         self.replacing = False
         self.reshaped = reshaped
         self.copies = 0
+        self.deciding = asyncio.Lock()
 
     async def copy_anew(self, *, follow: bool, only_if_reshaped: bool = False, notice: object = None) -> bool:
         self.copies += self.reshaped or not only_if_reshaped
@@ -94,3 +95,22 @@ def test_new_copy_that_could_not_begin_before_a_restart_begins_after_it() -> Non
 def test_failure_that_was_found_to_stay_is_not_tried_again_at_every_start() -> None:
     assert not recalled([row("VALUE_MALFORMED", retrying=True), row("VALUE_MALFORMED", retrying=False)])
     assert not recalled([row("ROW_UNKNOWN", retrying=True), row("SOURCE_TABLE_REPLACED", retrying=False)])
+
+
+def test_resync_that_the_user_asked_for_is_not_ended_by_what_was_found_before_it() -> None:
+    """The failure is known, and looked into, just when RESYNC begins: the table is copied, and not stopped."""
+    errors: list[dict[str, Any]] = []
+    table: Any = FakeTable()
+    healing = healing_of(errors)
+    healing.table_failed(table, SourceError("VALUE_NOT_REPRESENTABLE", "what"))
+
+    async def resync_while_healing_looks() -> None:
+        async with table.deciding:
+            looking = asyncio.create_task(healing._guarded(table, healing._heal(table)))
+            await asyncio.sleep(0.01)
+            table.failed, table.replacing = False, True
+            healing.forget(table)
+        await looking
+
+    asyncio.run(resync_while_healing_looks())
+    assert not errors and not table.copies

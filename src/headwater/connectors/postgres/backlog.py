@@ -18,8 +18,14 @@ from typing import Any, Final
 
 from psycopg import pq
 
-from headwater.connectors.postgres.client import format_lsn, parse_lsn
-from headwater.connectors.postgres.replication import Assembler, DoneStreaming, result_error, stream_options
+from headwater.connectors.postgres.client import format_lsn, parse_lsn, protocol_error
+from headwater.connectors.postgres.replication import (
+    Assembler,
+    DoneStreaming,
+    result_error,
+    stream_options,
+    understood,
+)
 
 LEAST_BYTES: Final = 16 << 20  # of the source's log: less is read by the stream in a moment
 MOST_BYTES: Final = 512 << 20  # what the server has to keep aside is of this order
@@ -27,9 +33,9 @@ AGAIN_BYTES: Final = 64 << 20  # what we accept to be decoded in vain
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _PREAMBLE: Final = len(_SIGNATURE) + 8  # flags and the length of an extension, both 0
-_LSN: Final = struct.Struct(">Q")
-_LSN_AT: Final = 6  # behind the number of fields and the first one's length
-_DATA_AT: Final = 18
+_ROW: Final = struct.Struct(">hiQi")  # two fields: the LSN with its length, the message's length; then the message
+_LSN_BYTES: Final = 8
+_END: Final = b"\xff\xff"  # instead of a number of fields
 
 
 def bulk_end(slot: dict[str, Any], have: int, flushed: int) -> int | None:
@@ -55,14 +61,27 @@ def drain(conn: pq.abc.PGconn, assembler: Assembler) -> int:
         size, data = conn.get_copy_data(1)
         if size <= 0:
             break
-        if size > _PREAMBLE and bytes(data[: len(_SIGNATURE)]) == _SIGNATURE:
+        if bytes(data[: len(_SIGNATURE)]) == _SIGNATURE:
+            if any(data[len(_SIGNATURE) : _PREAMBLE]) or size < _PREAMBLE:
+                raise protocol_error("the head of the backlog is not that of a copy")
             data = data[_PREAMBLE:]
-        if len(data) > _DATA_AT:  # the last one is only an end mark
-            assembler.take(_LSN.unpack_from(data, _LSN_AT)[0], data[_DATA_AT:])
+        if bytes(data[:2]) != _END and len(data):
+            _take(data, assembler)
             count += 1
     if size == -1:
         raise DoneStreaming
     return count
+
+
+def _take(row: memoryview, assembler: Assembler) -> None:
+    size = len(row) - _ROW.size
+    if size < 1:
+        raise protocol_error("a row of the backlog is cut off")
+    fields, width, lsn, length = _ROW.unpack_from(row)
+    if (fields, width, length) != (2, _LSN_BYTES, size):
+        raise protocol_error("a row of the backlog is not a position and a message")
+    with understood():
+        assembler.take(lsn, row[_ROW.size :])
 
 
 def end(conn: pq.abc.PGconn) -> None:

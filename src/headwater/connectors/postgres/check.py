@@ -5,7 +5,7 @@ Nothing is changed here; `slots.py` makes what is missing when a table is create
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,13 @@ from psycopg import sql
 
 from headwater.connectors.postgres import slots
 from headwater.connectors.postgres.catalogue import TableInfo, describe, split_name
-from headwater.connectors.postgres.client import PostgresConfig, connect, translated
+from headwater.connectors.postgres.client import (
+    PostgresConfig,
+    connect,
+    may_be_read_by_others,
+    reader_name,
+    translated,
+)
 from headwater.errors import HeadwaterError, UsageError
 
 Connection = psycopg.Connection[Any]
@@ -30,16 +36,24 @@ class Finding:
     sql_to_fix: str = ""
 
 
-def check_source(config: PostgresConfig, tables: Sequence[str] = ()) -> list[Finding]:
-    """Look at the server and the named tables (`schema.table`); a source that cannot be reached is one finding."""
+def check_source(
+    config: PostgresConfig, tables: Sequence[str] = (), *, exists: Callable[[], bool] = lambda: False
+) -> list[Finding]:
+    """Look at the server and the named tables (`schema.table`); a source that cannot be reached is one finding.
+
+    `exists`: an engine of ours has this source, and may be reading from its slot now; asked only if somebody does.
+    """
     try:
         conn = connect(config, application="headwater check")
     except HeadwaterError as error:
         return [Finding(False, f"{error}{f' ({error.hint})' if error.hint else ''}")]
     with conn, translated("checking the source"):
         findings = [Finding(True, f"Postgres {conn.info.server_version // 10_000} at {config.hostname}:{config.port}")]
-        for check in (_wal_level, _replication_role, _free_slots, _free_senders, _slot):
+        if warning := may_be_read_by_others(config):
+            findings.append(Finding(True, f"but {warning}"))
+        for check in (_wal_level, _replication_role, _free_slots, _free_senders):
             findings.append(check(conn, config))
+        findings.append(_slot(conn, config, exists))
         publication = slots.publication_of(conn, config.publication)
         findings.append(_publication(conn, config, publication))
         for name in tables:
@@ -99,7 +113,7 @@ def _free_senders(conn: Connection, config: PostgresConfig) -> Finding:
     return Finding(ok, f"{used} of {most} walsenders in use", fix)
 
 
-def _slot(conn: Connection, config: PostgresConfig) -> Finding:
+def _slot(conn: Connection, config: PostgresConfig, exists: Callable[[], bool]) -> Finding:
     row = slots.slot_row(conn, config.slot)
     if row is None:
         return Finding(True, f"slot {config.slot} does not exist yet and will be created")
@@ -108,7 +122,12 @@ def _slot(conn: Connection, config: PostgresConfig) -> Finding:
         return Finding(False, f"slot {config.slot} belongs to something else; choose another slot.name")
     if row.get("wal_status") == "lost" or row.get("conflicting") or row.get("invalidation_reason"):
         return Finding(False, f"slot {config.slot} is lost", f"SELECT pg_drop_replication_slot('{config.slot}');")
-    return Finding(True, f"slot {config.slot} exists")
+    holder = slots.slot_holder(conn, config.slot)
+    if holder is None:
+        return Finding(True, f"slot {config.slot} exists")
+    if holder.application == reader_name(config.slot) and exists():
+        return Finding(True, f"slot {config.slot} is read by this source's own {holder}")
+    return Finding(False, f"{slots.in_use(config.slot, holder)} ({slots.IN_USE_HINT})")
 
 
 def _publication(conn: Connection, config: PostgresConfig, publication: dict[str, Any] | None) -> Finding:
@@ -125,7 +144,9 @@ def _publication(conn: Connection, config: PostgresConfig, publication: dict[str
     return Finding(
         False,
         f"publication {config.publication} does not exist, and publication.create.enable is false",
-        f'CREATE PUBLICATION "{config.publication}" WITH (publish_via_partition_root = true);',
+        sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true);")
+        .format(sql.Identifier(config.publication))
+        .as_string(conn),
     )
 
 

@@ -9,6 +9,7 @@ when a connection is made, and never appears in a repr or an error.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,7 +35,13 @@ TRANSACTION_TIMEOUT_SINCE: Final = 170_000  # an older server refuses a session 
 _SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 LOCK_WAIT_S: Final = 5  # then the statement fails, or the copy is tried again later and others have their turn
 SCHEMA_CHANGES: Final = ("evolve", "lenient", "exception", "ignore")
+MOST_NAME_BYTES: Final = 63  # longer ones the server cuts off, and does not find again
 _SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
+
+
+def reader_name(slot: str) -> str:
+    """The application_name under which a slot's reader is seen at the server."""
+    return f"headwater {slot}"
 
 
 def parse_lsn(text: str) -> int:
@@ -160,6 +167,14 @@ def _checked(name: str, text: str) -> Any:
             if text.lower() not in _SSL_MODES:
                 raise _invalid(name, f"one of {', '.join(_SSL_MODES)}")
             return text.lower()
+        case "publication.name" | "schema.name":
+            if not text or "\0" in text or len(text.encode()) > MOST_NAME_BYTES:
+                raise _invalid(name, f"a name in Postgres has 1 to {MOST_NAME_BYTES} bytes")
+            return text
+        case "ssl.root.cert" | "ssl.cert" | "ssl.key":
+            if not text or "\0" in text:
+                raise _invalid(name, "write the path of a file")
+            return text
         case "slot.name":
             if not _SLOT_NAME.fullmatch(text):
                 raise _invalid(name, "a slot name has lower-case letters, digits and underscores, at most 63")
@@ -170,6 +185,26 @@ def _checked(name: str, text: str) -> Any:
 
 def _invalid(name: str, hint: str) -> UsageError:
     return UsageError("INVALID_OPTION", f"option {name} has an invalid value", hint=hint)
+
+
+def may_be_read_by_others(config: PostgresConfig) -> str:
+    """What to say of a connection that leaves this machine and is encrypted only if the server, or whoever answers in
+    its place, offers it; empty if there is nothing to say."""
+    if config.ssl_mode not in ("prefer", "allow") or _is_local(config.hostname):
+        return ""
+    return (
+        f"ssl.mode is {config.ssl_mode}: the connection to {config.hostname} is in clear if that is all it offers, and "
+        "nobody verifies who answers; use ssl.mode='verify-full' with ssl.root.cert"
+    )
+
+
+def _is_local(hostname: str) -> bool:
+    if hostname == "localhost" or hostname.startswith("/"):  # a folder with the server's socket
+        return True
+    try:
+        return ipaddress.ip_address(hostname.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def connect(
@@ -272,6 +307,15 @@ def classify(sqlstate: str, message: str, doing: str) -> HeadwaterError:
     transient, code, hint = _STATES.get(sqlstate) or _STATES.get(sqlstate[:2]) or (False, "SOURCE_FAILED", "")
     kind = TransientError if transient else SourceError
     return kind(code, f"{doing}: {message}", detail=f"SQLSTATE {sqlstate}" if sqlstate else "", hint=hint)
+
+
+def protocol_error(what: str) -> TransientError:
+    """Bytes that no Postgres sends: the connection is given up and made anew, and what was to be read is read again."""
+    return TransientError(
+        "SOURCE_PROTOCOL",
+        f"the server's answer cannot be understood: {what}",
+        hint="it is asked again by a new connection; if that stays so, look at what stands between us and the server",
+    )
 
 
 def is_permission_error(error: psycopg.Error) -> bool:

@@ -30,7 +30,10 @@ INT_RANGE: Final[dict[str, tuple[int, int, Any]]] = {
     "BIGINT": (-(1 << 63), (1 << 63) - 1, np.int64),
 }
 _FAULTS: Final[dict[int, tuple[str, str]]] = {
-    scan.OUT_OF_RANGE: ("holds a value outside of the range of {ddl}", "correct the value in the source"),
+    scan.OUT_OF_RANGE: (
+        "holds a value outside of the range of {ddl}",
+        "correct the value in the source; if the column is wider there by now, DROP the table and CREATE it again",
+    ),
     scan.NOT_A_NUMBER: ("holds NaN, which {ddl} cannot hold", "create the table with numeric.mode='string'"),
     scan.MULTI_DIMENSIONAL: (
         "holds an array with more than one dimension, which {ddl} cannot hold",

@@ -20,7 +20,7 @@ from headwater.connectors.postgres.columns import decode_column
 from headwater.connectors.postgres.rowhash import row_ids
 from headwater.connectors.postgres.textscan import Bytes, Longs
 from headwater.connectors.postgres.types import ColumnPlan
-from headwater.errors import DefiniteError
+from headwater.errors import TransientError
 from headwater.model.schema import ROW_ID
 from headwater.storage.compiled import compiled
 
@@ -43,6 +43,15 @@ class CopyScan:
         return int(self.starts.shape[0])
 
 
+def malformed(what: str) -> TransientError:
+    """The statement names its columns, so that no change of the table does this: the answer was damaged on its way."""
+    return TransientError(
+        "COPY_MALFORMED",
+        what,
+        hint="it is read again; if that stays so, look at what stands between us and the server",
+    )
+
+
 def scan_copy_text(block: Any, ncols: int) -> CopyScan:
     """Find the fields of all whole lines of a block; `consumed` says where the first incomplete line begins."""
     source = np.frombuffer(block, np.uint8)
@@ -52,11 +61,7 @@ def scan_copy_text(block: Any, ncols: int) -> CopyScan:
     lengths = np.empty((ncols, rows), np.int64)
     consumed = _scan_lines(data, rows, _ESCAPED, starts, lengths)
     if consumed < 0:
-        raise DefiniteError(
-            "COPY_MALFORMED",
-            f"a line of the copy does not have {ncols} fields",
-            hint="the table's columns changed while it was being read; the read has to be repeated",
-        )
+        raise malformed(f"a line of the copy does not have {ncols} fields")
     return CopyScan(starts.T, lengths.T, data, consumed)
 
 
@@ -108,7 +113,7 @@ def decode_copy(block: Any, plans: Sequence[ColumnPlan], *, row_id: bool = False
     """
     scan = scan_copy_text(block, len(plans))
     if scan.consumed != len(scan.data):
-        raise DefiniteError("COPY_MALFORMED", "a block of the copy ends inside of a line")
+        raise malformed("a block of the copy ends inside of a line")
     arrays = [decode_column(plan, scan.data, scan.starts[:, i], scan.lengths[:, i]) for i, plan in enumerate(plans)]
     names = [plan.name for plan in plans]
     if row_id:

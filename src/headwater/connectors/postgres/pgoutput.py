@@ -39,6 +39,7 @@ from headwater.connectors.postgres.rowhash import row_ids
 from headwater.connectors.postgres.shape import (
     Relation,
     bind,
+    corrupt,
     identity_missing,
     parse_relation,
     shape_changed,
@@ -108,26 +109,18 @@ def scan_frames(buf: Any) -> Frames:
     data.flags.writeable = False  # as in `decode_column`
     count, commits = scan.count_frames(data)
     if count < 0:
-        raise _corrupt("a frame is cut off")
+        raise corrupt("a frame is cut off")
     starts, lengths, lsns, relations, transaction = (np.zeros(count, np.int64) for _ in range(5))
     kinds = np.zeros(count, np.uint8)
     tx = np.zeros((5, commits), np.int64)
     fault = scan.fill_frames(data, starts, lengths, lsns, kinds, relations, transaction, tx)
     if fault == 1:
-        raise _corrupt("a transaction is cut off")
+        raise corrupt("a transaction is cut off")
     if fault == 2:
-        raise _corrupt("a message has an unknown kind or is too short")
+        raise corrupt("a message has an unknown kind or is too short")
     transactions = Transactions(tx[0].astype(np.uint32), tx[1].view(np.uint64), tx[2], tx[3], tx[4])
     return Frames(
         data, starts, lengths, lsns.view(np.uint64), kinds, relations.astype(np.uint32), transaction, transactions
-    )
-
-
-def _corrupt(what: str) -> DefiniteError:
-    return DefiniteError(
-        "SPOOL_CORRUPT",
-        f"the spool cannot be read: {what}",
-        hint="resync the source's tables; the spool is written anew",
     )
 
 
@@ -342,7 +335,7 @@ def _scan(
     frames: Frames, events: Longs, relation: Relation, slots: Longs, is_key: NDArray[np.bool_], keyed: bool, rows: _Rows
 ) -> NDArray[np.bool_]:
     """Find the values of all events; whether each changed its row's key."""
-    old_kinds = np.zeros(events.size, np.uint8)
+    old_kinds, new_kinds = np.zeros((2, events.size), np.uint8)
     starts, ends = frames.starts[events], frames.starts[events] + frames.lengths[events]
     bad = scan.scan_rows(
         frames.data,
@@ -354,11 +347,14 @@ def _scan(
         rows.old_starts,
         rows.old_lengths,
         old_kinds,
+        new_kinds,
     )
     if bad == -2:
         raise shape_changed(relation, "its number of columns is another")
     if bad >= 0:
-        raise _corrupt("a row's message is malformed")
+        raise corrupt("a row's message is malformed")
+    if ((frames.kinds[events] != DELETE) & (new_kinds == 0)).any():
+        raise corrupt("a row's message does not say what the row is")
     changed = np.zeros(events.size, np.bool_)
     lost = scan.settle_rows(
         frames.data, frames.kinds[events], old_kinds, is_key, keyed,
@@ -412,6 +408,12 @@ class StreamScanner:
 
     def feed(self, message: bytes) -> TransactionBegin | TransactionEnd | None:
         """One message (the payload of an XLogData); what it begins or ends, if anything."""
+        try:
+            return self._feed(message)
+        except (IndexError, struct.error):
+            raise _protocol("a message is cut off") from None
+
+    def _feed(self, message: bytes) -> TransactionBegin | TransactionEnd | None:
         match message[0]:
             case 66:  # B
                 if self.open is not None:

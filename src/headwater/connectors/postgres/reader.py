@@ -33,7 +33,7 @@ from psycopg import pq
 
 from headwater.capture.spool import TARGET_FILE_BYTES, SpoolWriter
 from headwater.connectors.postgres import backlog, replication
-from headwater.connectors.postgres.client import main_line, parse_lsn
+from headwater.connectors.postgres.client import main_line, parse_lsn, reader_name
 from headwater.connectors.postgres.history import History
 from headwater.errors import DefiniteError, HeadwaterError, TransientError
 
@@ -232,7 +232,7 @@ class Reader:
             self._obey()
 
     def _connection(self) -> None:
-        conn = replication.open_connection(self._config.conninfo, f"headwater {self._config.slot}")
+        conn = replication.open_connection(self._config.conninfo, reader_name(self._config.slot))
         try:
             self._stream(conn, self._begin(conn))
         finally:

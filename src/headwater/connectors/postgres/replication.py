@@ -22,15 +22,17 @@ import json
 import struct
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final
 
 from psycopg import pq
 
 from headwater.capture.spool import RELATION, SpoolWriter
-from headwater.connectors.postgres.client import classify, format_lsn, main_line, parse_lsn
+from headwater.connectors.postgres.client import classify, format_lsn, main_line, parse_lsn, protocol_error
 from headwater.connectors.postgres.history import ANEW, History, restored
-from headwater.errors import DefiniteError, HeadwaterError, SourceError, TransientError
+from headwater.errors import HeadwaterError, SourceError, TransientError
 
 PG_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01 in Unix microseconds
 MESSAGE_PREFIX: Final = "headwater"
@@ -43,6 +45,9 @@ _BEGIN_BODY: Final = struct.Struct(">QqI")  # final LSN, commit time, xid
 _COMMIT_BODY: Final = struct.Struct(">BQQq")  # flags, commit LSN, end LSN, commit time
 _STATUS: Final = struct.Struct(">cQQQqB")
 _HEADER: Final = 25  # of an XLogData message: 'w', start, end, time
+_LEAST_MESSAGE: Final = 7  # bytes: no message that pgoutput sends is shorter
+_LEAST_DATA: Final = _HEADER + _LEAST_MESSAGE
+_CHANGES: Final = b"IUDTRYMO"  # what may stand inside of a transaction
 # A server that shuts down waits for clients that have not confirmed everything, and asks again after every answer. In
 # all other cases it asks at most twice per wal_sender_timeout.
 SHUTDOWN_REQUESTS: Final = 10
@@ -80,6 +85,10 @@ class Assembler:
 
     def drain(self, conn: pq.abc.PGconn) -> int:
         """Take what libpq has buffered; gives the number of messages. DoneStreaming if the server ended the stream."""
+        with understood():
+            return self._drain(conn)
+
+    def _drain(self, conn: pq.abc.PGconn) -> int:
         count = 0
         get, append, u64 = conn.get_copy_data, self._writer.append, _U64.unpack_from
         while True:
@@ -89,6 +98,8 @@ class Assembler:
             count += 1
             kind = data[0]
             if kind == _W:
+                if size < _LEAST_DATA:
+                    raise protocol_error("a message of the stream is cut off")
                 # `take`, written out: this is the hot path.
                 if self._place is Place.WRITING and data[_HEADER] in b"IUD":
                     append(u64(data, 1)[0], data[_HEADER:])
@@ -96,12 +107,16 @@ class Assembler:
                     self._message(u64(data, 1)[0], data[_HEADER:])
             elif kind == _K:
                 self._keepalive(u64(data, 1)[0], bool(data[17]))
+            else:
+                raise protocol_error("a message of the stream is of no kind that we know")
         if size == -1:
             raise DoneStreaming
         return count
 
     def take(self, lsn: int, message: memoryview) -> None:
         """One message of the stream."""
+        if len(message) < _LEAST_MESSAGE:
+            raise protocol_error("a message of the stream is cut off")
         # Inside a transaction that is written, rows need no look at all.
         if self._place is Place.WRITING and message[0] in b"IUD":
             self._writer.append(lsn, message)
@@ -139,6 +154,8 @@ class Assembler:
             self._begin(lsn, message)
         elif kind == _COMMIT:
             self._commit(lsn, message)
+        elif kind not in _CHANGES:
+            raise protocol_error("a message of the stream is of no kind that we know")
         elif self._place is Place.OUTSIDE:
             # A logical message outside of transactions: it was decoded after all that ended before it.
             self._advance(lsn)
@@ -155,7 +172,7 @@ class Assembler:
 
     def _begin(self, lsn: int, message: memoryview) -> None:
         if self._place is not Place.OUTSIDE:
-            raise DefiniteError("SOURCE_PROTOCOL", "a transaction begins inside another one")
+            raise protocol_error("a transaction begins inside another one")
         final_lsn, _, self._xid = _BEGIN_BODY.unpack_from(message, 1)
         # Both are ends or starts of log records: a commit record that starts before D also ends there at the latest.
         if final_lsn < self._have:
@@ -188,7 +205,16 @@ class Assembler:
         elif place is Place.SKIPPING and self._has_rows:
             self.history.sent_again(end_lsn, self._xid, commit_time + PG_EPOCH_US)
         elif place is Place.OUTSIDE:
-            raise DefiniteError("SOURCE_PROTOCOL", "a commit does not match its begin")
+            raise protocol_error("a commit does not match its begin")
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """A message that ends before what it must have: the connection is made anew, and the spool has whole ones only."""
+    try:
+        yield
+    except (IndexError, struct.error):
+        raise protocol_error("a message of the stream is cut off") from None
 
 
 class DoneStreaming(Exception):

@@ -8,6 +8,9 @@ read past libpq, in large pieces, and compiled code finds the frames with rows; 
 is idle meanwhile and finds the protocol at rest again. Elsewhere libpq's `get_copy_data` is used. In both, the
 server's errors are psycopg's (with `sqlstate`), and the connection is usable afterwards, unless it was lost.
 
+Lengths are the server's word, or that of whoever stands between: each is checked before anything is read or written by
+it. After one that cannot be, nothing can be understood: the connection is given up.
+
 Rows of a SELECT look like those of a binary COPY, and each column may have the form, text or binary, that costs the
 server less (`wirerows.forms`). libpq knows no such mixture: that is for the first way.
 """
@@ -15,6 +18,7 @@ server less (`wirerows.forms`). libpq knows no such mixture: that is for the fir
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from headwater.connectors.postgres.client import protocol_error
 from headwater.connectors.postgres.rowscan import find_messages
 from headwater.connectors.postgres.textscan import Bytes, Longs
-from headwater.connectors.postgres.wire import open_wire, reachable
+from headwater.connectors.postgres.wire import PlainWire, open_wire, reachable
 from headwater.storage.compiled import compiled
 
 if TYPE_CHECKING:
@@ -42,6 +47,10 @@ _PATIENT_AFTER: Final = 512 << 10
 _PATIENT_MS: Final = 4  # but at the latest after this: the end of the copy is smaller
 _USUAL_MESSAGE: Final = 64  # bytes; of shorter ones more are found room for
 _LEAST_ROOM: Final = 64 << 10  # for a read from the socket
+_LENGTH: Final = 4  # bytes that a frame's length takes, and counts
+MOST_FRAME_BYTES: Final = 1 << 30  # Postgres makes each message in one piece of memory, which is never larger
+STALLED_S: Final = 300.0  # nothing has come inside of a frame: its length was wrong, or its server is gone
+REST_S: Final = 30.0  # how long the server may take to end what was cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +191,19 @@ class _RawRows:
     are few (at the beginning and the end, and notices), so they are handled in Python.
     """
 
-    def __init__(self, conn: psycopg.Connection[Any], block_bytes: int, frame: int) -> None:
+    def __init__(
+        self, conn: psycopg.Connection[Any], block_bytes: int, frame: int, wire: PlainWire | None = None
+    ) -> None:
         self._conn = conn
         self._frame = frame
         self._block_bytes = block_bytes
-        self._wire = open_wire(conn)
+        self._wire = open_wire(conn) if wire is None else wire
         self._buffer = np.empty(block_bytes + _LEAST_ROOM, np.uint8)
         self._received = 0
         self._used = 0  # buffer[:used] holds bytes that were received
         self._at = 0  # of which buffer[:at] have been handled
         self._error: Exception | None = None
+        self._closing = False
         self._sent = False
         self._done = False
         self._lost = False
@@ -222,15 +234,14 @@ class _RawRows:
 
     def _handle_other(self) -> bool:
         """Handle one whole frame that has no row; False where the next frame is incomplete."""
-        head = self._buffer[self._at : min(self._at + 5, self._used)].tobytes()
-        if len(head) < 5 or head[0] == self._frame:
-            return False
-        end = self._at + 1 + int.from_bytes(head[1:], "big")
-        if end > self._used:
+        needed = self._needed()
+        end = self._at + needed
+        kind = int(self._buffer[self._at]) if needed else self._frame
+        if kind == self._frame or end > self._used:
             return False
         body = self._buffer[self._at + 5 : end].tobytes()
         self._at = end
-        match chr(head[0]):
+        match chr(kind):
             case "E":
                 self._error = self._error or _server_error(body)
             case "Z":
@@ -292,15 +303,30 @@ class _RawRows:
         self._at, self._used = 0, rest.size
 
     def _needed(self) -> int:
-        """The size of the frame that has begun to come; 0 if that is not known yet."""
+        """The size of the frame that has begun to come; 0 if that is not known yet, an error if it cannot be."""
         head = self._buffer[self._at : min(self._at + 5, self._used)].tobytes()
-        return int.from_bytes(head[1:], "big") + 1 if len(head) == 5 else 0
+        if len(head) < 5:
+            return 0
+        length = int.from_bytes(head[1:], "big")
+        if not _LENGTH <= length <= MOST_FRAME_BYTES:
+            self._give_up()
+            raise protocol_error(f"a message says that it has {length} bytes")
+        return length + 1
+
+    def _give_up(self) -> None:
+        """What comes by the connection is of no use to anybody."""
+        self._done = self._lost = True
+        self._wire.give_up()
 
     def _receive(self) -> None:
         """Get more bytes behind those that are there; not more than a block, since whoever counts may want to wait."""
         room = memoryview(self._buffer.data)[self._used : self._used + self._block_bytes]
+        inside = self._at < self._used  # of a frame: between two the server may take as long as it likes
         try:
-            got = self._wire.receive(room, _PATIENT_MS)
+            got = self._wire.receive(room, _PATIENT_MS, REST_S if self._closing else STALLED_S if inside else math.inf)
+        except TimeoutError:
+            self._give_up()
+            raise self._error or protocol_error("the rest of a message does not come") from None
         except OSError:
             got = 0
         if got == 0:
@@ -316,6 +342,7 @@ class _RawRows:
         import psycopg
 
         disturbed = self._error is not None or not self._done or self._lost
+        self._closing = True
         try:
             if self._sent and not self._done:
                 self._conn.cancel_safe()
@@ -340,7 +367,7 @@ def _strip_frames(data: Bytes, at: int, used: int, frame: int, out: Bytes, fille
     """Append the payloads of the frames of this type from `at` on to `out`; stop at an incomplete or another one."""
     while used - at >= 5 and data[at] == frame:
         length = data[at + 1] * 16777216 + data[at + 2] * 65536 + data[at + 3] * 256 + data[at + 4]
-        if used - at < length + 1:
+        if length < 4 or used - at < length + 1:  # less than its own four bytes: `_needed` says so
             break
         # Unsigned, since an index that may be negative is tested for each byte: eight times slower.
         start = np.uint64(at + 5)

@@ -116,18 +116,37 @@ def read_rows(data: Bytes, starts: Longs, ends: Longs, columns: Columns, block: 
             return ROW_MALFORMED, MALFORMED
         for c in range(columns.kinds.size):
             found = _find_values(data, block_ends, columns.sizes[c], following, values, lengths)
+            if found == -1:
+                return ROW_MALFORMED, MALFORMED
             if found < 0:
-                return (ROW_MALFORMED if found == -1 else c), MALFORMED
+                return _at_fault(c, data, starts[first:after], block_ends, columns.kinds.size), MALFORMED
             if found:
                 columns.nulls[c] += found
                 _note_nulls(values[: after - first], first, columns.valid[c])
             fault = _convert(c, data, values[: after - first], lengths, first, columns)
             if fault != FINE:
-                return c, fault
+                return _at_fault(c, data, starts[first:after], block_ends, columns.kinds.size), fault
         for r in range(np.uint64(after - first)):
             if following[r] != np.uint64(block_ends[r]):
                 return ROW_MALFORMED, MALFORMED
     return 0, FINE
+
+
+@compiled
+def _at_fault(column: int, data: Bytes, starts: Longs, ends: Longs, fields: int) -> int:
+    """The column whose value cannot be read, unless a length is wrong: then what was taken for a value is none."""
+    for r in range(starts.size):
+        at = starts[r] + 2
+        for _ in range(fields):
+            if at + 4 > ends[r]:
+                return ROW_MALFORMED
+            length = np.int64(four(data, np.uint64(at)))
+            at += 4 + max(length, np.int64(0))
+            if length < -1 or at > ends[r]:
+                return ROW_MALFORMED
+        if at != ends[r]:
+            return ROW_MALFORMED
+    return column
 
 
 @compiled

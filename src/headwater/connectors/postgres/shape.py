@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from typing import Final
 
 import numpy as np
 
 from headwater.connectors.postgres.textscan import Longs
-from headwater.connectors.postgres.types import NUMERIC_OID, ColumnPlan, Kind, decimal_of
+from headwater.connectors.postgres.types import NUMERIC_OID, ColumnPlan, Kind, Wire, decimal_of
 from headwater.errors import DefiniteError
 
 
@@ -39,7 +40,22 @@ class Relation:
 
 def parse_relation(message: bytes | memoryview) -> Relation:
     """A Relation message."""
-    body = bytes(message)
+    try:
+        return _parsed(bytes(message))
+    except (struct.error, IndexError, ValueError):
+        raise corrupt("a table's description is malformed") from None
+
+
+def corrupt(what: str) -> DefiniteError:
+    """Bytes of the spool that are not what a server sends."""
+    return DefiniteError(
+        "SPOOL_CORRUPT",
+        f"the spool cannot be read: {what}",
+        hint="the stream is begun anew by itself, and all tables of the source are copied anew",
+    )
+
+
+def _parsed(body: bytes) -> Relation:
     if body[:1] != b"R":
         raise ValueError("not a relation message")
     (oid,) = struct.unpack_from("!I", body, 1)
@@ -54,7 +70,9 @@ def parse_relation(message: bytes | memoryview) -> Relation:
         type_oid, typmod = struct.unpack_from("!Ii", body, at)
         at += 8
         columns.append(RelationColumn(column, type_oid, typmod, bool(flags & 1)))
-    return Relation(oid, namespace or "pg_catalog", name, identity.decode(), tuple(columns))
+    if at != len(body):
+        raise ValueError("a relation message has more than its columns")
+    return Relation(oid, namespace or "pg_catalog", name, identity.decode("latin-1"), tuple(columns))
 
 
 def _cstring(body: bytes, at: int) -> tuple[str, int]:
@@ -71,6 +89,8 @@ class ShapeChange:
     retyped: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     """In another place among the others: this name was another column's, or the column was dropped and made again."""
+    widened: tuple[str, ...] = ()
+    """Wider in the source than here. Values are followed on as they are; by itself no change."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.gone or self.retyped or self.moved)
@@ -81,8 +101,30 @@ class ShapeChange:
             (self.gone, "is not in the stream"),
             (self.retyped, "has another type"),
             (self.moved, "is another one than before"),
+            (self.widened, "has a wider type"),
         ]
         return "; ".join(f"column {name} {what}" for names, what in parts for name in names)
+
+
+# From → to: each value of the first has the same text in the second.
+_SAME_TEXT: Final = frozenset({(21, 23), (21, 20), (23, 20), (1043, 25), (25, 1043)})
+_INT_WIDTH: Final = {21: "SMALLINT", 23: "INT", 20: "BIGINT"}
+
+
+def kept_type(old: ColumnPlan, new: ColumnPlan) -> ColumnPlan | None:
+    """The column as it is in the source now, under the type that it has here; None if that would change values.
+
+    Each value is held against the type here when it is decoded: one that it cannot hold is an error, and not another
+    value. So whoever reads the column does not notice that it is wider in the source, unless there is such a value.
+    """
+    if new.ddl_type == old.ddl_type:
+        return new
+    if old.kind is new.kind is Kind.DECIMAL and old.scale == new.scale:
+        return replace(new, ddl_type=old.ddl_type, precision=old.precision)
+    same = old.type_oid == new.type_oid or (old.type_oid, new.type_oid) in _SAME_TEXT
+    if old.kind is new.kind is Kind.INT and same:
+        return replace(new, ddl_type=old.ddl_type, wire=Wire.TEXT_ONLY)  # its bytes are of another width
+    return None
 
 
 def compare(relation: Relation, plans: Sequence[ColumnPlan], left_out: Collection[str] | None) -> ShapeChange:
@@ -95,6 +137,7 @@ def compare(relation: Relation, plans: Sequence[ColumnPlan], left_out: Collectio
         gone=tuple(name for name in taken if name not in there),
         retyped=tuple(name for name, p in taken.items() if name in there and not _fits(p, there[name])),
         moved=_moved(relation, taken),
+        widened=tuple(name for name, p in taken.items() if name in there and _is_wider(there[name], p)),
     )
 
 
@@ -113,11 +156,23 @@ def _moved(relation: Relation, taken: Mapping[str, ColumnPlan]) -> tuple[str, ..
 
 
 def _fits(plan: ColumnPlan, column: RelationColumn) -> bool:
-    if plan.type_oid not in (0, column.type_oid):
+    """Whether the column's values are those of the plan, or are told from others when they are decoded."""
+    if plan.type_oid not in (0, column.type_oid) and (plan.type_oid, column.type_oid) not in _SAME_TEXT:
         return False
     # Of a domain the modifier is not in the stream; its type is not numeric's own then.
-    plain_numeric = plan.kind is Kind.DECIMAL and column.type_oid == NUMERIC_OID
-    return not plain_numeric or decimal_of(column.typmod) == (plan.precision, plan.scale)
+    if plan.kind is not Kind.DECIMAL or column.type_oid != NUMERIC_OID:
+        return True
+    now = decimal_of(column.typmod)
+    return now is not None and now[1] == plan.scale
+
+
+def _is_wider(column: RelationColumn, plan: ColumnPlan) -> bool:
+    if not _fits(plan, column):
+        return False
+    if plan.kind is Kind.DECIMAL and column.type_oid == NUMERIC_OID:
+        now = decimal_of(column.typmod)
+        return now is not None and now[0] > plan.precision
+    return plan.kind is Kind.INT and _INT_WIDTH.get(column.type_oid, plan.ddl_type) != plan.ddl_type
 
 
 def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tolerant: bool) -> Longs:

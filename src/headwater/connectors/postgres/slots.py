@@ -36,6 +36,7 @@ Connection = psycopg.Connection[Any]
 PLUGIN: Final = "pgoutput"
 SLOT_WAIT_S: Final = 60  # for transactions that run while a slot is made, before it is given up with their names
 DROP_WAIT_S: Final = 10.0  # until a slot's last connection is noticed to be gone
+FREE_WAIT_S: Final = 5.0  # a reader that has just been ended is given so long to go
 GENERATED_COLUMNS_SINCE: Final = 180_000  # publish_generated_columns
 
 _PUBLICATION_QUERY: Final = """
@@ -66,6 +67,11 @@ SELECT n.nspname::text, c.relname::text
    AND NOT EXISTS (SELECT FROM pg_replication_slots
                     WHERE database = current_database() AND plugin = %s AND slot_name <> %s)
 """
+_HOLDER_QUERY: Final = """
+SELECT s.active_pid, coalesce(a.usename, '')::text, coalesce(a.application_name, ''), coalesce(host(a.client_addr), '')
+  FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
+ WHERE s.slot_name = %s AND s.active
+"""
 _BLOCKING_QUERY: Final = """
 SELECT pid, coalesce(usename, '')::text AS username, coalesce(application_name, '') AS application,
        coalesce(state, '') AS state, extract(epoch FROM clock_timestamp() - xact_start)::float8 AS age_s
@@ -93,6 +99,26 @@ class PublicationState:
 class SlotState:
     created: bool
     confirmed_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """The session that reads from a slot at the moment. A role without rights sees of others only that they are."""
+
+    pid: int
+    username: str
+    application: str
+    address: str
+
+    def __str__(self) -> str:
+        told = [("user", self.username), ("application", self.application), ("from", self.address)]
+        more = ", ".join(f"{what} {_printable(text)}" for what, text in told if text)
+        return f"process {self.pid}" + (f" ({more})" if more else "")
+
+
+def _printable(text: str) -> str:
+    """Others choose their names: nothing in them may reach a terminal as more than text."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,6 +424,31 @@ def slot_row(conn: Connection, slot: str) -> dict[str, Any] | None:
     """The slot's row in pg_replication_slots, with the columns that this version has."""
     row = conn.execute("SELECT to_jsonb(s) FROM pg_replication_slots s WHERE slot_name = %s", (slot,)).fetchone()
     return dict(row[0]) if row else None
+
+
+def slot_holder(conn: Connection, slot: str) -> SlotHolder | None:
+    row = conn.execute(_HOLDER_QUERY, (slot,)).fetchone()
+    return SlotHolder(*row) if row else None
+
+
+def require_free_slot(conn: Connection, config: PostgresConfig) -> None:
+    """UsageError where somebody reads from the slot: for a source that is being made it is not ours yet."""
+    deadline = time.monotonic() + FREE_WAIT_S
+    with translated(f"looking at slot {config.slot}"):
+        while (holder := slot_holder(conn, config.slot)) is not None:
+            if time.monotonic() > deadline:
+                raise UsageError("SOURCE_SLOT_IN_USE", in_use(config.slot, holder), hint=IN_USE_HINT)
+            time.sleep(0.1)
+
+
+def in_use(slot: str, holder: SlotHolder) -> str:
+    return f"replication slot {slot} is in use by {holder}"
+
+
+IN_USE_HINT: Final = (
+    "choose another slot.name; if that process is a reader of ours that died, the server lets the slot go within "
+    "wal_sender_timeout (60 s)"
+)
 
 
 def _usable(row: dict[str, Any], config: PostgresConfig) -> int:

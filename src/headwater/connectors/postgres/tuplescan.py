@@ -155,6 +155,7 @@ def scan_rows(
     old_starts: Longs,
     old_lengths: Longs,
     old_kinds: Bytes,
+    new_kinds: Bytes,
 ) -> int:
     """Note the values of all events; -1, the first malformed event, or -2 for another number of columns."""
     for row in range(starts.size):
@@ -163,6 +164,7 @@ def scan_rows(
         while at < end:
             part = data[at]
             if part == 78:  # N
+                new_kinds[row] = part
                 at = _scan_tuple(data, at + 1, end, slots, row, new_starts, new_lengths)
             elif part == 75 or part == 79:  # K O
                 old_kinds[row] = part

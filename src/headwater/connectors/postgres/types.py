@@ -11,8 +11,9 @@ Values without loss, or an error that names the column. Three decisions follow f
   plus one, because numpy and pandas read the minimum of 64 bits as "no value".
 - A numeric that DECIMAL(38) cannot hold for certain is a STRING; a constrained one that holds NaN is an error with the
   hint to use `numeric.mode='string'`.
-- Postgres does not declare the dimensions of an array. The column is ARRAY<element>; a value with more than one
-  dimension or with a lower bound other than 1 is an error with the hint to use `arrays='string'` (the exact text).
+- Postgres does not hold an array to its declared dimensions. The column is ARRAY<element>; a value with more than one
+  dimension or with a lower bound other than 1 is an error with the hint to use `arrays='string'` (the exact text). A
+  column that is declared with several (`int[][]`) is meant to hold such values: it is that text from the start.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class TypeOptions:
 
     numeric_as_string: bool = False
     arrays_as_string: bool = False
+    arrays_as_array: bool = False
+    """Also those that are declared with several dimensions."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Self:
@@ -93,6 +96,7 @@ class TypeOptions:
         return cls(
             numeric_as_string=_choice(options, "numeric.mode", "decimal") == "string",
             arrays_as_string=_choice(options, "arrays", "array") == "string",
+            arrays_as_array=options.get("arrays") == "array",
         )
 
 
@@ -126,6 +130,8 @@ class PgColumn:
     collation_reproducible: bool = True
     delimiter: str = ","
     """What separates this type's values inside an array (`typdelim`): a comma for all built-in types but box."""
+    dimensions: int = 0
+    """So many were declared; `int[]` and `int[][]` are one type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +270,7 @@ def _plan(col: PgColumn, kind_of: PgColumn, options: TypeOptions) -> ColumnPlan:
         )
 
     if kind_of.element is not None:
-        if options.arrays_as_string:
+        if options.arrays_as_string or (kind_of.dimensions > 1 and not options.arrays_as_array):
             return plan("STRING", Kind.TEXT)
         element = column_plan(kind_of.element, options)
         return plan(f"ARRAY<{element.ddl_type}>", Kind.ARRAY, element=element, delimiter=kind_of.element.delimiter)
@@ -293,17 +299,19 @@ COLUMNS_QUERY: Final = """
 WITH RECURSIVE cols AS (
     SELECT a.attname::text AS name, a.attnum::int AS attnum, a.atttypid AS type_oid, a.atttypmod AS typmod,
            a.attnotnull AS not_null, a.attgenerated <> '' AS generated, a.attgenerated = 'v' AS virtual,
-           a.attcollation AS collation, -- the key ends before the columns that its index only includes
+           a.attcollation AS collation, a.attndims::int AS dimensions,
+           -- the key ends before the columns that its index only includes
            array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) - 1 AS key_position
       FROM pg_attribute a
       LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
      WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
 ), step AS (
-    SELECT c.attnum, 0 AS depth, '' AS via, c.type_oid, c.typmod FROM cols c
+    SELECT c.attnum, 0 AS depth, '' AS via, c.type_oid, c.typmod, c.dimensions FROM cols c
     UNION ALL
     SELECT s.attnum, s.depth + 1, CASE WHEN t.typtype = 'd' THEN 'd' ELSE 'a' END,
            CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.typelem END,
-           CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE s.typmod END
+           CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE s.typmod END,
+           CASE WHEN t.typtype = 'd' THEN t.typndims ELSE 0 END
       FROM step s JOIN pg_type t ON t.oid = s.type_oid
      WHERE t.typtype = 'd' OR t.typoutput = 'array_out'::regproc
 )
@@ -313,7 +321,7 @@ SELECT c.name, c.attnum, c.not_null, c.generated, c.virtual, c.key_position,
                    OR (d.datcollate IN ('C', 'POSIX') AND coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'c')
               FROM pg_database d WHERE d.datname = current_database())), false) AS collation_reproducible,
        s.depth, s.via, s.type_oid, s.typmod, format_type(s.type_oid, s.typmod) AS type_name,
-       t.typtype::text AS typtype, t.typdelim::text AS delimiter
+       t.typtype::text AS typtype, t.typdelim::text AS delimiter, s.dimensions
   FROM cols c
   JOIN step s USING (attnum)
   JOIN pg_type t ON t.oid = s.type_oid
@@ -351,4 +359,5 @@ def _column(steps: Sequence[Mapping[str, Any]]) -> PgColumn:
         key_position=row["key_position"],
         collation_reproducible=row["collation_reproducible"],
         delimiter=row["delimiter"],
+        dimensions=row["dimensions"],
     )

@@ -7,12 +7,14 @@ connections with GSS encryption, and those of a libpq whose libraries cannot be 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
 import os
 import select
 import socket
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -40,13 +42,23 @@ class PlainWire:
             except BlockingIOError:
                 select.select([], [self._socket], [], _SEND_AGAIN_MS / 1000)
 
-    def receive(self, room: memoryview, wait_ms: int) -> int:
-        """How many bytes have come, 0 at the connection's end. It looks again after so long, however few they are."""
+    def receive(self, room: memoryview, wait_ms: int, patience_s: float) -> int:
+        """How many bytes have come, 0 at the connection's end. It looks again after so long, however few they are.
+
+        TimeoutError when none has come for `patience_s`.
+        """
+        deadline = time.monotonic() + patience_s
         while True:
             try:
                 return self._socket.recv_into(room)
             except BlockingIOError:
+                _check(deadline)
                 self._poll.poll(wait_ms)
+
+    def give_up(self) -> None:
+        """End the connection, for libpq too: it must not wait for, or read, what comes by it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def wake_for(self, size: int) -> None:
         """Be woken when so many bytes have come; 1 is usual."""
@@ -74,7 +86,8 @@ class TlsWire(PlainWire):
             if not self._may_go_on(sent, _SEND_AGAIN_MS):
                 raise ConnectionError("the connection was lost")
 
-    def receive(self, room: memoryview, wait_ms: int) -> int:
+    def receive(self, room: memoryview, wait_ms: int, patience_s: float) -> int:
+        deadline = time.monotonic() + patience_s
         self._library.ERR_clear_error()  # else an old one would be taken for that of this call
         read, session = self._library.SSL_read, self._session
         first = at = ctypes.addressof(ctypes.c_char.from_buffer(room))
@@ -87,6 +100,8 @@ class TlsWire(PlainWire):
                 break  # whatever it is, the next call meets it
             elif not self._may_go_on(got, wait_ms):
                 return 0
+            else:
+                _check(deadline)
         return at - first
 
     def _may_go_on(self, result: int, wait_ms: int) -> bool:
@@ -97,6 +112,11 @@ class TlsWire(PlainWire):
         elif wanted == _WANT_WRITE:
             select.select([], [self._socket], [], wait_ms / 1000)
         return wanted in (_WANT_READ, _WANT_WRITE)
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError
 
 
 def reachable(conn: psycopg.Connection[Any]) -> bool:

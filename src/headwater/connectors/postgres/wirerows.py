@@ -28,6 +28,7 @@ from headwater.connectors.postgres.columns import (
     decode_column,
     read_only,
 )
+from headwater.connectors.postgres.copytext import malformed
 from headwater.connectors.postgres.rowreader import Messages
 from headwater.connectors.postgres.textscan import FINE, Bytes, Longs
 from headwater.connectors.postgres.types import ColumnPlan, Kind, Wire
@@ -114,9 +115,11 @@ class WireRows:
         if forms is not None:
             return cls(data, starts, ends, forms)
         if starts.size and (rows_at := _after_header(data, int(starts[0]))) != starts[0]:
+            if rows_at > ends[0]:  # the rows behind it would be taken for a part of it
+                raise malformed("the head of the copy is longer than its message")
             starts = starts.copy()
             starts[0] = rows_at
-            if rows_at >= ends[0]:
+            if rows_at == ends[0]:
                 starts, ends = starts[1:], ends[1:]
         if starts.size and data[starts[-1] : ends[-1]].tobytes() == _TRAILER:
             starts, ends = starts[:-1], ends[:-1]
@@ -167,11 +170,7 @@ class RowDecoder:
         block = max(_LEAST_BLOCK, min(_BLOCK_ROWS, _BLOCK_BYTES // width))
         column, fault = scan.read_rows(arena.data, rows.starts, rows.ends, arena.described(), block)
         if column == scan.ROW_MALFORMED:
-            raise DefiniteError(
-                "COPY_MALFORMED",
-                f"a row of the copy does not have {len(self.plans)} fields",
-                hint="the table's columns changed while it was being read; the read has to be repeated",
-            )
+            raise malformed(f"a row of the copy does not have {len(self.plans)} fields")
         if fault != FINE:
             check_value(self.plans[column], (0, fault))
 
