@@ -34,6 +34,7 @@ from headwater.errors import (
     is_disk_full,
     place_of,
 )
+from headwater.limits import require_open_files
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
 from headwater.model.schema import Schema
@@ -85,6 +86,7 @@ class EngineCore:
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
         check_master(self.master)
+        require_open_files()
         self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
         self._lock = lock_directory(self.local_dir)
         try:

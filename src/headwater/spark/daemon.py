@@ -21,6 +21,8 @@ import os
 import zipimport
 from typing import Final
 
+from headwater.storage.private import UMASK
+
 _M_TRIM_THRESHOLD: Final = -1  # as <malloc.h> has them
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -28,6 +30,7 @@ _KEPT_BYTES: Final = 256 << 20
 
 
 def prepare() -> None:
+    os.umask(UMASK)
     _keep_memory()
     setattr(zipimport.zipimporter, "invalidate_caches", _unchanged)  # noqa: B010 - mypy's stub knows no assignment
     _import_common()

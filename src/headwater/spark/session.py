@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from headwater.errors import DefiniteError
+from headwater.limits import require_open_files
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
+from headwater.storage.private import UMASK
 
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+UTF8_LOCALE: Final = "C.UTF-8"  # there without any package, on Debian, Fedora and wherever glibc is of 2022 or newer
 POOLS: Final = Path(__file__).with_name("pools.xml")
 SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -69,6 +75,7 @@ OPTIMISED_LATER: Final = (
 def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
     """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
     master = master or "local[*]"
+    require_open_files()
     java = find_java()
     os.environ.update(java)
     # A worker needs the engine's own interpreter: another one would lack pyarrow and headwater itself.
@@ -92,6 +99,7 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
+        _start_jvm(master, settings)
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
         raise DefiniteError(
@@ -103,6 +111,38 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     session.sparkContext.setLogLevel(log_level)
     _keep_values_out_of_logs()
     return session
+
+
+def _start_jvm(master: str, settings: dict[str, str]) -> None:
+    """Start the driver's JVM if there is none yet, and a context in it, which the session then takes.
+
+    Here and not by the session's builder, for three things that it passes on to all that it starts: what it writes is
+    its owner's alone; names of files are UTF-8 whatever the locale; and signals of a terminal (a closed window, ctrl-C)
+    are for the engine, which needs the JVM for its last checkpoint. The JVM ends when the engine's end of a pipe does.
+    """
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    conf = SparkConf(loadDefaults=False).setAppName("headwater").setMaster(master).setAll(list(settings.items()))
+    with _utf8_locale():
+        gateway = launch_gateway(conf, {"umask": UMASK, "start_new_session": True})
+    SparkContext(conf=conf, gateway=gateway)
+
+
+@contextlib.contextmanager
+def _utf8_locale() -> Iterator[None]:
+    """For processes started meanwhile: Java takes the encoding of file names from the locale, and C has only ASCII."""
+    if locale.nl_langinfo(locale.CODESET).replace("-", "").upper() == "UTF8":
+        yield
+        return
+    before = os.environ.get("LC_ALL")
+    os.environ["LC_ALL"] = UTF8_LOCALE
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before
 
 
 def stop_session(session: SparkSession) -> None:

@@ -20,6 +20,8 @@ from headwater.model.schema import OP, OP_UPSERT, Column
 from headwater.sink.base import BaseSink
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
+from headwater.storage.files import path_part
+from headwater.storage.private import shared_mode
 
 OPTIONS: Final = (
     Option("path", required=True),
@@ -40,6 +42,7 @@ class FilesSink(BaseSink):
         super().__init__(name, options, columns, key, generation)
         self.path = _local_path(options.text("path"))
         self._log = ManifestLog(self.path)
+        self._part = path_part(name)
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         try:
@@ -69,7 +72,7 @@ class FilesSink(BaseSink):
             raise fenced(self.name)
         self._remove_stale()
         token = self.token(from_epoch, to_epoch)
-        return token.written(rows=0, directory=f"{DATA_DIR}/{self.name}-{to_epoch}-{self.generation}-{token.attempt}")
+        return token.written(rows=0, directory=f"{DATA_DIR}/{self._part}-{to_epoch}-{self.generation}-{token.attempt}")
 
     def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks
@@ -78,10 +81,11 @@ class FilesSink(BaseSink):
         directory.mkdir(parents=True)
         fmt, compression = self.options.text("format"), self.options.text("compression")
         names = [*self.column_names, OP] if self.upsert else list(self.column_names)
+        mode = shared_mode()
 
         def task(arrow: Iterator[Any], info: Any) -> dict[str, Any]:
             stem = directory / f"part-{info.partition:05d}-{info.attempt}"
-            return write_file(arrow, stem, names, fmt, compression)
+            return write_file(arrow, stem, names, fmt, compression, mode)
 
         results = [r for r in run_tasks(batch, task) if r["rows"]]
         prefix = token.payload["directory"]
@@ -145,13 +149,15 @@ class FilesSink(BaseSink):
         for directory in (self.path / DATA_DIR).iterdir():
             # What a newer engine stages is not ours to remove, whatever we believed when we looked for it.
             name, *facts = directory.name.rsplit("-", 3)
-            ours = len(facts) == 3 and name == self.name and int(facts[1]) <= self.generation
+            ours = len(facts) == 3 and name == self._part and facts[1].isdecimal() and int(facts[1]) <= self.generation
             if ours and f"{DATA_DIR}/{directory.name}" not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_file(batches: Iterator[Any], stem: Path, names: list[str], fmt: str, compression: str) -> dict[str, Any]:
-    """Write one task's batches to one file, synced; nothing for a task without rows."""
+def write_file(
+    batches: Iterator[Any], stem: Path, names: list[str], fmt: str, compression: str, mode: int
+) -> dict[str, Any]:
+    """Write one task's batches to one file, synced and with a mode; nothing for a task without rows."""
     rows = 0
     writer: Any = None
     final = stem.with_name(f"{stem.name}.{'parquet' if fmt == 'parquet' else 'jsonl'}")
@@ -167,6 +173,7 @@ def write_file(batches: Iterator[Any], stem: Path, names: list[str], fmt: str, c
         return {"rows": 0, "file": "", "bytes": 0}
     writer.close()
     with final.open("rb") as file:
+        os.fchmod(file.fileno(), mode)
         os.fsync(file.fileno())
     return {"rows": rows, "file": final.name, "bytes": final.stat().st_size}
 
