@@ -23,6 +23,7 @@ from headwater.cli.live import Reporter, error_line, status_table
 from headwater.cli.options import DEFAULT_DIR, DataDir
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
+from headwater.cli.visible import PlainFormatter
 from headwater.config import parse_parameter, suggestion
 from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
@@ -67,7 +68,7 @@ def _options(
 
 def configure_logging(*, json_lines: bool, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if json_lines else PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("headwater").setLevel(level)
     for noisy in ("py4j", "uvicorn", "uvicorn.error", "httpx"):
@@ -177,25 +178,37 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 
 class _Stopped(Exception):
-    """SIGTERM or ctrl-C, wherever the main thread was: starting, applying a file, or watching."""
+    """SIGTERM, SIGHUP or ctrl-C, wherever the main thread was: starting, applying a file, or watching."""
 
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
     """The first signal stops in order; later ones change nothing, for a stop has its own time limit."""
     stopping = threading.Event()
+    terminals = [fd for fd in (1, 2) if os.isatty(fd)]
 
-    def handler(_signal: int, _frame: Any) -> None:
+    def handler(number: int, _frame: Any) -> None:
+        if number == signal.SIGHUP:
+            _forget(terminals)
         if not stopping.is_set():
             stopping.set()
             raise _Stopped
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Whoever starts us by `nohup` has SIGHUP ignored, and means it.
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT, *hangup)}
     try:
         yield stopping
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _forget(terminals: list[int]) -> None:
+    """The terminal is gone: what is still said goes nowhere, and is no error."""
+    for descriptor in terminals:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:

@@ -19,6 +19,7 @@ import typer
 
 from headwater.cli.input import read_text
 from headwater.cli.options import DEFAULT_DIR, DataDir
+from headwater.cli.visible import TEXT, visible
 from headwater.config import check_secrets
 from headwater.errors import HeadwaterError, UsageError
 
@@ -132,7 +133,7 @@ def _check_sources(sources: Sequence[SourceToCheck]) -> int:
 
     missing = 0
     for source in sources:
-        sys.stdout.write(f"{source.name}\n")
+        sys.stdout.write(f"{visible(source.name)}\n")
         for finding in check_source(_config(source.options), source.tables):
             missing += not finding.ok
             _show(finding)
@@ -140,9 +141,9 @@ def _check_sources(sources: Sequence[SourceToCheck]) -> int:
 
 
 def _show(finding: Finding) -> None:
-    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {finding.what}\n")
+    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {visible(finding.what)}\n")
     if finding.sql_to_fix:
-        sys.stdout.write(f"         run: {finding.sql_to_fix}\n")
+        sys.stdout.write(f"         run: {visible(finding.sql_to_fix, keep=TEXT)}\n")
     sys.stdout.flush()
 
 
@@ -287,7 +288,7 @@ def _list(found: Sequence[FoundTable]) -> None:
         rows = f"about {one.rows:,} rows" if one.rows >= 0 else "rows not counted yet"
         key = f"key ({', '.join(one.key)})" if one.key else "no key"
         note = f"  cannot be captured: {one.problem}" if one.problem else f"  {key}"
-        sys.stderr.write(f"  {one.external:40} {rows:>24}{note}\n")
+        sys.stderr.write(visible(f"  {one.external:40} {rows:>24}{note}") + "\n")
 
 
 def _choose(found: list[FoundTable], names: Iterable[str] | None) -> list[FoundTable]:
