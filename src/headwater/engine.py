@@ -49,6 +49,7 @@ from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
 from headwater.runtime.maintenance import Maintenance
+from headwater.runtime.owner_watch import OwnerWatch
 from headwater.runtime.parameters import Parameters
 from headwater.runtime.queries import Queries
 from headwater.runtime.registry import Registry
@@ -108,6 +109,8 @@ class EngineCore:
         self.barriers: deque[dict[str, Any]] = deque(maxlen=120)
         self.fatal: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        loop = asyncio.get_running_loop()
+        self.owner = OwnerWatch(self.meta, lambda error: loop.call_soon_threadsafe(self.die, error))
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -197,6 +200,7 @@ class EngineCore:
         self.close()
 
     def close(self) -> None:
+        self.owner.stop()
         self.meta.close()
         os.close(self._lock)
 

@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(place: Path) -> Iterator[EngineProcess]:
     found = EngineProcess(place / NAME, file=place / "pipeline.sql")
     try:
-        found.start(CARELESS)
+        found.start((*CARELESS, f"SPARK_LOCAL_DIRS={place / 'spark'}"))
         _wait_for_table(found)
         yield found
     finally:
@@ -92,13 +92,9 @@ def test_everything_in_the_data_directory_is_its_owners_alone_and_a_target_is_fo
     assert len([p for p in found if p.suffix == ".parquet"]) >= 3
     assert {str(p): oct(mode) for p, mode in found.items() if mode & 0o077} == {}
     assert not engine.data_dir.stat().st_mode & 0o077
-    java = next(p for p in engine.children() if p.pid in engine.java)
-    spark = {
-        p
-        for p in Path("/tmp").glob("*")
-        if p.name.startswith(("blockmgr-", "spark-")) and java.create_time() <= p.stat().st_mtime
-    }
-    assert {str(p) for p in spark if p.stat().st_mode & 0o077} == set()
+    spark = [*(place / "spark").rglob("*")]
+    assert any(p.name.startswith("blockmgr-") for p in spark)
+    assert {str(p): oct(p.stat().st_mode) for p in spark if p.stat().st_mode & 0o077} == {}
     # As before: the files sink by the user's umask, which is 0 here, and Hadoop's own 022.
     files = [
         p for t in place.glob("target-*") for p in t.rglob("*") if p.is_file() and p.suffix in (".parquet", ".json")

@@ -38,6 +38,7 @@ app = typer.Typer(
 POLL_S: Final = 0.5
 WIDE: Final = 1000
 ERRORS_SHOWN: Final = 5
+FENCED_END_S: Final = 15.0  # a stop takes 10 s; it is noticed within 5 s, and all of it takes less than 30
 
 Form = Annotated[str, typer.Option("--format", help="table, csv or json")]
 
@@ -147,6 +148,7 @@ def run(
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
+            _end_when_fenced(engine)
             if Options.log_json:  # which others may keep: without the token that is in the page's address
                 logging.getLogger("headwater").info("headwater runs on %s, %s", data_dir, engine.core.endpoint.url)
             else:
@@ -202,6 +204,20 @@ def _stop_on_signals() -> Iterator[threading.Event]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _end_when_fenced(engine: Any) -> None:
+    """An engine that was replaced ends, also if something of it hangs for ever: its successor needs what it holds."""
+
+    def watch() -> None:
+        while (error := engine.core.owner.fenced) is None:
+            time.sleep(POLL_S)
+        time.sleep(FENCED_END_S)
+        with suppress(OSError):
+            os.write(2, f"{error.render()}\n".encode())
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fenced", daemon=True).start()
 
 
 def _forget(terminals: list[int]) -> None:

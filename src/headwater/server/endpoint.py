@@ -100,6 +100,7 @@ def lock_directory(data_dir: Path) -> int:
     The directory is made if it is not there, and closed to others if it is ours. The file says who holds it, for where
     the system cannot be asked.
     """
+    _check_name(data_dir)
     check_owner(data_dir)
     try:
         make_directory(data_dir)
@@ -123,6 +124,21 @@ def lock_directory(data_dir: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{socket.gethostname()} {os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _check_name(data_dir: Path) -> None:
+    """Python, Arrow and Java must mean the same file by a name: all of them take it as UTF-8."""
+    name = str(data_dir.absolute())
+    try:
+        if os.fsencode(name) == name.encode():
+            return
+    except UnicodeError:
+        pass
+    raise UsageError(
+        "DATA_DIRECTORY_UNUSABLE",
+        f"the name of the data directory is not UTF-8: {name!a}",
+        hint="run with LC_ALL=C.UTF-8, or choose a name of plain letters: --data-dir, or HEADWATER_DATA_DIR",
+    )
 
 
 def _running(data_dir: Path) -> UsageError:

@@ -55,6 +55,7 @@ SETTINGS: Final[dict[str, str]] = {
     # at every barrier, first by Spark and then by the JVM, which took 20 times as long as the refreshes themselves.
     "spark.sql.codegen.cache.maxEntries": "10000",
     "spark.python.worker.reuse": "true",
+    "spark.executorEnv.LC_ALL": UTF8_LOCALE,  # names of files, as in `_start_jvm`, also where a cluster starts a JVM
     "spark.python.daemon.module": "headwater.spark.daemon",
     "spark.ui.retainedJobs": "2000",
     "spark.sql.ui.retainedExecutions": "50",

@@ -98,6 +98,13 @@ class MetaStore:
             _limit_lock_wait(db)
             self._check_owner(db)
 
+    def require_owner(self) -> None:
+        """ENGINE_FENCED if there is a newer owner; only looks, and waits for nobody."""
+        with self.read() as db:
+            current = int(db.execute(sa.select(t.owner.c.generation).where(t.owner.c.id == 1)).scalar() or 0)
+        if current != self.generation:
+            raise self._fenced(current)
+
     def close(self) -> None:
         self.engine.dispose()
 
