@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from headwater.model.key_hash import key_hashes
 from headwater.model.schema import Schema
 from headwater.storage.files import CACHE, DataDir, cache_entry
-from headwater.storage.private import make_directory, temporary_directory
+from headwater.storage.private import make_directory, make_file, temporary_directory
 from headwater.storage.segments import arrow_schema, read_segments
 
 SMALL_ROWS: Final = 65_536  # decoded whole in some milliseconds, and then held in memory
@@ -90,8 +90,10 @@ class SegmentIndex:
         return self._indices[key]
 
     def _save_index(self, to: Path, key: tuple[str, ...]) -> None:
+        names = to.with_name(Path(_index_file(key)).stem + ".json")
+        make_file(names)
         np.save(to, self._sorted(key))
-        to.with_name(Path(_index_file(key)).stem + ".json").write_text(json.dumps(key), encoding="utf-8")
+        names.write_text(json.dumps(key), encoding="utf-8")
 
     def _sorted(self, key: tuple[str, ...]) -> Index:
         rows = pa.table({name: self._column(name) for name in key})
@@ -125,6 +127,7 @@ class SegmentIndex:
                 make_directory(self._folder)
                 made = file.with_suffix(f".{uuid.uuid4().hex}{file.suffix}")
                 try:
+                    make_file(made)
                     save(made)
                     made.replace(file)
                 finally:

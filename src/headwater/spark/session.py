@@ -21,7 +21,7 @@ from headwater.errors import DefiniteError
 from headwater.limits import require_open_files
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
-from headwater.storage.private import UMASK
+from headwater.storage.private import UMASK, WORKERS_UMASK, current_umask
 
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 UTF8_LOCALE: Final = "C.UTF-8"  # there without any package, on Debian, Fedora and wherever glibc is of 2022 or newer
@@ -117,33 +117,34 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
 def _start_jvm(master: str, settings: dict[str, str]) -> None:
     """Start the driver's JVM if there is none yet, and a context in it, which the session then takes.
 
-    Here and not by the session's builder, for three things that it passes on to all that it starts: what it writes is
-    its owner's alone; names of files are UTF-8 whatever the locale; and signals of a terminal (a closed window, ctrl-C)
-    are for the engine, which needs the JVM for its last checkpoint. The JVM ends when the engine's end of a pipe does.
+    Here and not by the session's builder, for three things: what it writes for itself is its owner's alone; names of
+    files are UTF-8 whatever the locale; and signals of a terminal (a closed window, ctrl-C) are for the engine, which
+    needs the JVM for its last checkpoint. The JVM ends when the engine's end of a pipe does.
     """
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     conf = SparkConf(loadDefaults=False).setAppName("headwater").setMaster(master).setAll(list(settings.items()))
-    with _utf8_locale():
+    with _environment(_for_jvm()):
         gateway = launch_gateway(conf, {"umask": UMASK, "start_new_session": True})
     SparkContext(conf=conf, gateway=gateway)
 
 
+def _for_jvm() -> dict[str, str]:
+    """Java takes the encoding of file names from the locale, and C has only ASCII."""
+    utf8 = locale.nl_langinfo(locale.CODESET).replace("-", "").upper() == "UTF8"
+    return {WORKERS_UMASK: f"{current_umask():o}", **({} if utf8 else {"LC_ALL": UTF8_LOCALE})}
+
+
 @contextlib.contextmanager
-def _utf8_locale() -> Iterator[None]:
-    """For processes started meanwhile: Java takes the encoding of file names from the locale, and C has only ASCII."""
-    if locale.nl_langinfo(locale.CODESET).replace("-", "").upper() == "UTF8":
-        yield
-        return
-    before = os.environ.get("LC_ALL")
-    os.environ["LC_ALL"] = UTF8_LOCALE
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """For processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["LC_ALL"]
-        else:
-            os.environ["LC_ALL"] = before
+        for name, old in before.items():
+            os.environ.pop(name) if old is None else os.environ.update({name: old})
 
 
 def stop_session(session: SparkSession) -> None:

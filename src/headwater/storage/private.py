@@ -1,8 +1,9 @@
 """Files that only their owner may touch: how those of a data directory are made, and whose are followed.
 
 Folders are 0700 and files 0600 whatever the umask. The umask of the engine's process is not changed, because it may be
-a user's own program, and because targets of sinks (files, Delta, Iceberg) are for others to read: what is ours is made
-with its mode instead, and processes that we start (Spark's JVM with its Python workers, readers) get a umask of 077.
+a user's own program, and because targets of sinks (files, Delta, Iceberg, a user's class) are for others to read: what is
+ours is made with its mode instead. Spark's JVM and the readers, which write nothing for others but what Hadoop
+gives a mode of its own, have a umask of 077; Spark's Python workers, which run tasks of sinks, have the engine's.
 
 A data directory says where its meta store is, and what to run: one that somebody else may have filled is not followed
 (`check_owner`), as git does with its `safe.directory`.
@@ -24,7 +25,8 @@ from headwater.errors import UsageError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-UMASK: Final = 0o077  # of the processes that we start
+UMASK: Final = 0o077
+WORKERS_UMASK: Final = "HEADWATER_UMASK"  # in the environment of the JVM, for the workers that it starts
 DIRECTORY: Final = 0o700
 FILE: Final = 0o600
 OTHERS: Final = 0o077
@@ -71,15 +73,14 @@ def new_file(fs: FileSystem, path: str) -> Any:
     return fs.open_output_stream(path)
 
 
-def shared_mode() -> int:
-    """The mode of a new file for others to read, as this process's umask has it: for tasks, whose umask is ours."""
+def current_umask() -> int:
     try:
         (text,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("Umask:")]
-        umask = int(text.split()[1], 8)
+        return int(text.split()[1], 8)
     except (OSError, ValueError):  # not Linux: it can only be read by setting it
         umask = os.umask(UMASK)
         os.umask(umask)
-    return 0o666 & ~umask
+        return umask
 
 
 @functools.cache

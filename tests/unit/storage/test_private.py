@@ -18,7 +18,7 @@ from headwater.server.endpoint import Endpoint, lock_directory, write_endpoint
 from headwater.storage.files import DataDir, path_part
 from headwater.storage.location import claim_meta_store, existing_meta_store
 from headwater.storage.meta import MetaStore
-from headwater.storage.private import SAFE_DIRECTORY, check_owner, shared_mode, temporary_directory
+from headwater.storage.private import SAFE_DIRECTORY, check_owner, current_umask, temporary_directory
 
 NOBODY = 65534
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
@@ -86,10 +86,10 @@ def test_an_open_directory_of_an_earlier_engine_is_closed_and_that_is_said(
     assert caplog.text == ""
 
 
-def test_files_for_others_keep_the_umask_of_the_user(no_umask: None) -> None:
-    assert shared_mode() == 0o666
+def test_the_umask_that_is_passed_on_to_workers_is_the_one_that_there_is(no_umask: None) -> None:
+    assert current_umask() == 0
     os.umask(0o027)
-    assert shared_mode() == 0o640
+    assert current_umask() == os.umask(0o027) == 0o027
 
 
 @pytest.mark.parametrize("name", ["", "meta-store.url", "endpoint.json", "meta.db"])

@@ -21,7 +21,6 @@ from headwater.sink.base import BaseSink
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
 from headwater.storage.files import path_part
-from headwater.storage.private import shared_mode
 
 OPTIONS: Final = (
     Option("path", required=True),
@@ -81,11 +80,10 @@ class FilesSink(BaseSink):
         directory.mkdir(parents=True)
         fmt, compression = self.options.text("format"), self.options.text("compression")
         names = [*self.column_names, OP] if self.upsert else list(self.column_names)
-        mode = shared_mode()
 
         def task(arrow: Iterator[Any], info: Any) -> dict[str, Any]:
             stem = directory / f"part-{info.partition:05d}-{info.attempt}"
-            return write_file(arrow, stem, names, fmt, compression, mode)
+            return write_file(arrow, stem, names, fmt, compression)
 
         results = [r for r in run_tasks(batch, task) if r["rows"]]
         prefix = token.payload["directory"]
@@ -154,10 +152,8 @@ class FilesSink(BaseSink):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def write_file(
-    batches: Iterator[Any], stem: Path, names: list[str], fmt: str, compression: str, mode: int
-) -> dict[str, Any]:
-    """Write one task's batches to one file, synced and with a mode; nothing for a task without rows."""
+def write_file(batches: Iterator[Any], stem: Path, names: list[str], fmt: str, compression: str) -> dict[str, Any]:
+    """Write one task's batches to one file, synced; nothing for a task without rows."""
     rows = 0
     writer: Any = None
     final = stem.with_name(f"{stem.name}.{'parquet' if fmt == 'parquet' else 'jsonl'}")
@@ -173,7 +169,6 @@ def write_file(
         return {"rows": 0, "file": "", "bytes": 0}
     writer.close()
     with final.open("rb") as file:
-        os.fchmod(file.fileno(), mode)
         os.fsync(file.fileno())
     return {"rows": rows, "file": final.name, "bytes": final.stat().st_size}
 
