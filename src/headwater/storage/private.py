@@ -1,8 +1,8 @@
 """Files that only their owner may touch: how those of a data directory are made, and whose are followed.
 
 Folders are 0700 and files 0600 whatever the umask. The umask of the engine's process is not changed, because it may be
-a user's own program, and because targets of sinks (files, Delta, Iceberg, a user's class) are for others to read: what is
-ours is made with its mode instead. Spark's JVM and the readers, which write nothing for others but what Hadoop
+a user's own program, and because targets of sinks (files, Delta, Iceberg, a user's class) are for others to read:
+what is ours is made with its mode instead. Spark's JVM and the readers, which write nothing for others but what Hadoop
 gives a mode of its own, have a umask of 077; Spark's Python workers, which run tasks of sinks, have the engine's.
 
 A data directory says where its meta store is, and what to run: one that somebody else may have filled is not followed
