@@ -32,7 +32,7 @@ apt_install() {
 
 # What the environment must have been made from; when it differs, the set-up runs again.
 wanted() {
-  { cat requirements.lock scripts/java.lock scripts/tools.lock pyproject.toml scripts/bootstrap.sh
+  { cat requirements.lock scripts/java.lock scripts/kafka.lock scripts/tools.lock pyproject.toml scripts/bootstrap.sh
     echo "browser: ${HEADWATER_WITH_BROWSER:-0}"; } | sha256sum | cut -d' ' -f1
 }
 
@@ -129,15 +129,32 @@ ivy() {
     -confs default -retrieve "$folder/[artifact]-[revision].[ext]" >/dev/null 2>&1
 }
 
+# Exactly the jars of scripts/kafka.lock, each with its sum. A jar that is not in the list would be on the class path too.
+kafka_as_locked() {
+  local lock=$PWD/scripts/kafka.lock
+  [[ -d $1 ]] && (cd "$1" && sha256sum --status --strict -c "$lock" 2>/dev/null && diff -q <(LC_ALL=C ls -A) <(grep -v '^#' "$lock" | cut -c67- | LC_ALL=C sort) >/dev/null)
+}
+
+# Fetched aside and moved into its place only if it is what the lock says.
 ensure_kafka() {
-  local jars=$CACHE/kafka what
-  compgen -G "$jars/kafka_2.13-*.jar" >/dev/null && return
+  local jars=$CACHE/kafka work what
+  kafka_as_locked "$jars" && return
+  mkdir -p "$CACHE"
+  work=$(mktemp -d "$CACHE/.kafka-XXXXXX")
   say "fetching a Kafka broker for the tests"
-  ivy "$jars" org.apache.kafka kafka_2.13 4.3.1 || { say "no Kafka broker: the tests of the Kafka sink are skipped"; return 0; }
-  for what in log4j-slf4j-impl log4j-core log4j-api; do
-    ivy "$jars" org.apache.logging.log4j "$what" 2.25.3 -notransitive || true
-  done
-  rm -rf "$jars.cache"
+  ivy "$work/jars" org.apache.kafka kafka_2.13 4.3.1 &&
+    for what in log4j-slf4j-impl log4j-core log4j-api; do
+      ivy "$work/jars" org.apache.logging.log4j "$what" 2.25.3 -notransitive || break
+    done
+  rm -rf "$jars"  # there is none, or another one than the lock's
+  if kafka_as_locked "$work/jars"; then
+    mv -T "$work/jars" "$jars"
+  elif [[ -d $work/jars ]]; then
+    say "the Kafka broker that was fetched is not what scripts/kafka.lock says: it is not used, its tests are skipped"
+  else
+    say "no Kafka broker: the tests of the Kafka sink are skipped"
+  fi
+  rm -rf "$work"
 }
 
 # Versions that neither Debian nor PyPI has: jars with an archive of the whole server inside, 14 MB each.

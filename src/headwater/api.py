@@ -124,7 +124,7 @@ class Engine:
     @property
     def fatal(self) -> HeadwaterError | None:
         """The error that ended the engine, if one did."""
-        return self.core.fatal.result() if self.core.fatal.done() else None
+        return self.core.fatal.result() if self.core.fatal.done() else self.core.owner.fenced
 
     def sql(self, text: str) -> Any:
         """Run statements; a Spark DataFrame if the last is a query, else None."""

@@ -34,6 +34,7 @@ from headwater.errors import (
     is_disk_full,
     place_of,
 )
+from headwater.limits import require_open_files
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
 from headwater.model.schema import Schema
@@ -48,6 +49,7 @@ from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
 from headwater.runtime.maintenance import Maintenance
+from headwater.runtime.owner_watch import OwnerWatch
 from headwater.runtime.parameters import Parameters
 from headwater.runtime.queries import Queries
 from headwater.runtime.registry import Registry
@@ -85,6 +87,7 @@ class EngineCore:
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
         check_master(self.master)
+        require_open_files()
         self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
         self._lock = lock_directory(self.local_dir)
         try:
@@ -106,6 +109,8 @@ class EngineCore:
         self.barriers: deque[dict[str, Any]] = deque(maxlen=120)
         self.fatal: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        loop = asyncio.get_running_loop()
+        self.owner = OwnerWatch(self.meta, lambda error: loop.call_soon_threadsafe(self.die, error))
 
     # -- life -------------------------------------------------------------------------------------------------------
 
@@ -195,6 +200,7 @@ class EngineCore:
         self.close()
 
     def close(self) -> None:
+        self.owner.stop()
         self.meta.close()
         os.close(self._lock)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from headwater.errors import DefiniteError, HeadwaterError, UsageError
+from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.storage import tables
 from headwater.storage.checkpoint import Contribution
 from headwater.storage.meta import MAIN_LANE, MetaStore
@@ -196,3 +196,29 @@ def test_a_backend_that_is_killed_in_a_commit_leaves_nothing(
     assert store.committed_epoch() == 0
     store.commit_checkpoint(MAIN_LANE, 5, Contribution(positions={1: "x"}), seq_high=3)
     assert store.position(1) == "x"
+
+
+@pytest.mark.postgres
+def test_a_session_that_holds_the_owners_row_is_named_and_nothing_waits_for_ever(
+    postgres_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.storage.meta.LOCK_TIMEOUT_S", 1)
+    store = postgres_store("held")
+    store.acquire()
+    with store.engine.connect() as other:
+        pid = other.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+        other.exec_driver_sql("SELECT * FROM owner FOR UPDATE")
+        for action in (
+            store.settle,
+            store.acquire,
+            lambda: store.commit_checkpoint(MAIN_LANE, 5, Contribution(positions={1: "x"}), seq_high=3),
+        ):
+            with pytest.raises(TransientError) as raised:
+                action()
+            assert raised.value.code == "META_STORE_LOCKED"
+            assert (
+                f"session {pid} of the server" in raised.value.detail and "idle in transaction" in raised.value.detail
+            )
+            assert f"pg_terminate_backend({pid})" in raised.value.hint
+        store.require_owner()  # only looks
+    store.commit_checkpoint(MAIN_LANE, 5, Contribution(positions={1: "x"}), seq_high=3)

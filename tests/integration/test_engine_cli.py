@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import time
@@ -18,22 +19,29 @@ from engine_process import EngineProcess, headwater, running, wait_until
 pytestmark = pytest.mark.spark
 PIPELINE = """
 CREATE TABLE notes (id BIGINT PRIMARY KEY, body STRING);
-INSERT INTO notes VALUES (1, 'from the file');
+INSERT INTO notes VALUES (1, 'from the file: Größe ☃');
 """
+NAME = "dätä ünï☃"
+# What a service may be started with, and what must change nothing: no locale, and a umask that hides nothing.
+CARELESS = ("sh", "-c", 'umask 000 && exec "$@"', "sh", "env", "LC_ALL=C")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("cli")
-    (found / "pipeline.sql").write_text(PIPELINE)
+    (found / "pipeline.sql").write_text(PIPELINE, encoding="utf-8")
     return found
 
 
 @pytest.fixture(scope="module")
 def engine(place: Path) -> Iterator[EngineProcess]:
-    with running(place / "data", file=place / "pipeline.sql") as found:
+    found = EngineProcess(place / NAME, file=place / "pipeline.sql")
+    try:
+        found.start((*CARELESS, f"SPARK_LOCAL_DIRS={place / 'spark'}"))
         _wait_for_table(found)
         yield found
+    finally:
+        found.stop()
 
 
 def _wait_for_table(engine: EngineProcess) -> None:
@@ -52,11 +60,50 @@ def test_a_second_engine_on_the_same_directory_is_refused_with_exit_code_2(engin
 
 def test_commands_go_to_the_running_engine(engine: EngineProcess) -> None:
     done = headwater("sql", "-c", "SELECT body FROM notes WHERE id = 1", "--format", "csv", data_dir=engine.data_dir)
-    assert (done.returncode, done.stdout) == (0, "body\nfrom the file\n")
+    assert (done.returncode, done.stdout) == (0, "body\nfrom the file: Größe ☃\n")
     status = headwater("status", "--json", data_dir=engine.data_dir)
     found = json.loads(status.stdout)
-    assert [j["name"] for j in found["jobs"]] == ["notes"]
+    assert "notes" in [j["name"] for j in found["jobs"]]
     assert found["engine"]["pid"] == (engine.process.pid if engine.process else 0)
+
+
+def test_a_directory_with_a_name_beyond_ascii_works_without_a_locale(engine: EngineProcess) -> None:
+    """By both writers of segments, and by what Spark's JVM reads itself."""
+    engine.sql("CREATE TABLE größe (id INT PRIMARY KEY, m MAP<STRING, INT>, v STRING)")
+    engine.sql("INSERT INTO größe VALUES (1, map('ä', 1), 'ü☃')")
+    engine.sql("CREATE TABLE plain (id BIGINT PRIMARY KEY, v STRING)")
+    engine.sql("INSERT INTO plain SELECT id, concat('ü☃', id) FROM range(1000)")
+    engine.sql("CREATE MATERIALIZED VIEW counted AS SELECT count(*) AS n FROM plain; FLUSH")
+    assert engine.sql("SELECT v FROM größe") == [{"v": "ü☃"}]
+    assert engine.sql("SELECT v FROM plain WHERE id = 7") == [{"v": "ü☃7"}]
+    assert engine.sql("SELECT n FROM counted") == [{"n": 1000}]
+
+
+def test_everything_in_the_data_directory_is_its_owners_alone_and_a_target_is_for_others(
+    engine: EngineProcess, place: Path
+) -> None:
+    for name, connector in (("out", "files"), ("../../escaped/x", "files"), ("lake", "delta")):
+        target = place / f"target-{connector}-{len(name)}"
+        engine.sql(f"CREATE SINK `{name}` FROM plain WITH (connector='{connector}', path='{target}')")
+    wait_until(
+        lambda: all(r["delivered_to"] for r in engine.sql("SELECT * FROM hw_catalog.hw_log_stores")), what="delivery"
+    )
+    found = {p.relative_to(engine.data_dir): p.stat().st_mode for p in engine.data_dir.rglob("*")}
+    assert len([p for p in found if p.suffix == ".parquet"]) >= 3
+    assert {str(p): oct(mode) for p, mode in found.items() if mode & 0o077} == {}
+    assert not engine.data_dir.stat().st_mode & 0o077
+    spark = [*(place / "spark").rglob("*")]
+    assert any(p.name.startswith("blockmgr-") for p in spark)
+    assert {str(p): oct(p.stat().st_mode) for p in spark if p.stat().st_mode & 0o077} == {}
+    # As before: the files sink by the user's umask, which is 0 here, and Hadoop's own 022.
+    files = [
+        p for t in place.glob("target-*") for p in t.rglob("*") if p.is_file() and p.suffix in (".parquet", ".json")
+    ]
+    assert len({p.parts[len(place.parts)] for p in files}) == 3
+    assert {str(p): oct(p.stat().st_mode) for p in files if not p.stat().st_mode & 0o004} == {}
+    assert not (place / "escaped").exists() and not (place.parent / "escaped").exists()
+    for name in ("out", "../../escaped/x", "lake"):
+        engine.sql(f"DROP SINK `{name}`")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +171,7 @@ def test_a_file_applied_again_creates_only_what_is_new_and_a_changed_definition_
     longer = place / "longer.sql"
     longer.write_text(PIPELINE + "CREATE TABLE more (id INT);\nINSERT INTO more SELECT id FROM notes;")
     with running(engine.data_dir, file=longer) as again:
+        assert again.process is not None
         deadline = time.monotonic() + 60
         while len(again.sql("SHOW TABLES")) < 2 and time.monotonic() < deadline:
             time.sleep(0.2)
@@ -132,8 +180,16 @@ def test_a_file_applied_again_creates_only_what_is_new_and_a_changed_definition_
         assert found == [1, 2]
         old = again.sql("SELECT min(epoch) AS e FROM hw_catalog.hw_epochs")[0]["e"]
         assert old < again.epoch()
+        again.sql("INSERT INTO notes VALUES (3, 'acknowledged before the terminal was closed')")
+        # As a closed terminal does it: to the engine and all that it has started in its process group.
+        os.killpg(again.process.pid, signal.SIGHUP)
+        assert again.process.wait(60) == 0
+        assert not (engine.data_dir / "endpoint.json").exists()
     other = place / "other.sql"
-    other.write_text("CREATE TABLE notes (id BIGINT PRIMARY KEY, body STRING, more INT);")
+    other.write_text(
+        "SELECT id FROM notes ORDER BY id; CREATE TABLE notes (id BIGINT PRIMARY KEY, body STRING, more INT);"
+    )
     done = headwater("run", str(other), "--master", "local[2]", data_dir=engine.data_dir)
     assert done.returncode == 2
+    assert done.stdout.split()[2:] == ["1", "2", "3", "(3", "rows)"]
     assert "error: [DEFINITION_DIFFERS] table notes" in done.stderr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -37,6 +39,7 @@ def target() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, target: PostgresServer) -> Iterator[EngineProcess]:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     with EngineProcess(tmp_path_factory.mktemp("sinks") / "data") as running:
         running.sql("CREATE TABLE k (id BIGINT PRIMARY KEY, country STRING, amount INT)")
         running.sql("INSERT INTO k SELECT id, concat('c', id % 3), CAST(id AS INT) FROM range(30)")
@@ -412,3 +415,20 @@ def test_view_that_fails_stops_alone_and_goes_on_when_the_cause_is_gone(engine: 
     engine.sql("DELETE FROM d WHERE id = 3; FLUSH")
     eventually(lambda: state(engine, "q") == "live", "the view did not recover")
     assert {r["id"] for r in engine.sql("SELECT * FROM q")} == {1, 2}
+
+
+def test_engine_that_was_replaced_ends_within_30_s_whatever_its_sinks_do(engine: EngineProcess) -> None:
+    """Uses up the module's engine. Sinks that hang in all tasks keep its epochs from a commit."""
+    assert engine.process is not None
+    for where in ("claim", "write", "retry", "tasks"):
+        options = f"connector='python', class='hanging_sink:HangingSink', python.where='{where}'"
+        engine.sql(f"CREATE SINK hangs_in_{where} FROM k WITH ({options})")
+    eventually(lambda: "SINK_UNREACHABLE" in engine.output(), "the sinks did not begin")
+    time.sleep(2)
+    engine.sql("INSERT INTO k SELECT id, 'x', 1 FROM range(1000, 1010)")
+    with sqlite3.connect(engine.data_dir / "meta.db", timeout=30) as meta:  # as another engine does when it starts
+        meta.execute("UPDATE owner SET generation = generation + 1")
+    begun = time.monotonic()
+    assert engine.process.wait(60) == 1
+    assert time.monotonic() - begun < 30
+    assert "error: [ENGINE_FENCED]" in engine.output()

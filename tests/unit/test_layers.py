@@ -18,6 +18,7 @@ RANK = {
     "errors": 0,
     "codes": 0,
     "config": 1,
+    "limits": 1,
     "model": 2,
     "storage": 3,
     "capture": 4,

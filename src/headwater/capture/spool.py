@@ -30,6 +30,7 @@ import numpy as np
 from headwater.capture import spool_format as fmt
 from headwater.capture.spool_format import IndexArray, RelationRecord, SpoolRange
 from headwater.errors import DefiniteError, TransientError
+from headwater.storage.private import FILE, make_directory
 
 __all__ = ["IndexArray", "RelationRecord", "SpoolRange", "SpoolReader", "SpoolWriter"]
 
@@ -46,7 +47,7 @@ class SpoolWriter:
     def __init__(self, directory: Path | str, *, target_bytes: int = TARGET_FILE_BYTES, complete_to: int = 0) -> None:
         """`complete_to`: what was reported as durable before. A spool that is damaged before it is refused."""
         self.directory = Path(directory)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self.directory)
         self._complete_to = complete_to
         self._target = target_bytes
         self._lock = _lock(self.directory / "lock")
@@ -280,7 +281,7 @@ class SpoolWriter:
 
     def set_identity(self, identity: dict[str, Any]) -> None:
         temporary = self.directory / "identity.json.tmp"
-        with open(temporary, "w") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, FILE), "w") as file:
             json.dump(identity, file)
             file.flush()
             os.fsync(file.fileno())

@@ -12,6 +12,7 @@ import httpx
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.server.endpoint import Endpoint, read_endpoint
 from headwater.storage.location import require_meta_store
+from headwater.storage.private import check_owner
 
 USAGE_STATUS = 400
 HEALTH_S = 5.0
@@ -80,6 +81,7 @@ class LocalSession:
 
 def running_engine(data_dir: Path) -> Endpoint | None:
     """The endpoint of an engine that runs on this data directory and answers."""
+    check_owner(data_dir)
     endpoint = read_endpoint(data_dir)
     if endpoint is None:
         return None

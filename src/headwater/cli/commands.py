@@ -23,6 +23,7 @@ from headwater.cli.live import Reporter, error_line, status_table
 from headwater.cli.options import DEFAULT_DIR, DataDir
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
+from headwater.cli.visible import PlainFormatter
 from headwater.config import parse_parameter, suggestion
 from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
@@ -37,6 +38,7 @@ app = typer.Typer(
 POLL_S: Final = 0.5
 WIDE: Final = 1000
 ERRORS_SHOWN: Final = 5
+FENCED_END_S: Final = 15.0  # a stop takes 10 s; it is noticed within 5 s, and all of it takes less than 30
 
 Form = Annotated[str, typer.Option("--format", help="table, csv or json")]
 
@@ -67,7 +69,7 @@ def _options(
 
 def configure_logging(*, json_lines: bool, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if json_lines else PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("headwater").setLevel(level)
     for noisy in ("py4j", "uvicorn", "uvicorn.error", "httpx"):
@@ -146,6 +148,7 @@ def run(
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
+            _end_when_fenced(engine)
             if Options.log_json:  # which others may keep: without the token that is in the page's address
                 logging.getLogger("headwater").info("headwater runs on %s, %s", data_dir, engine.core.endpoint.url)
             else:
@@ -177,25 +180,51 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 
 class _Stopped(Exception):
-    """SIGTERM or ctrl-C, wherever the main thread was: starting, applying a file, or watching."""
+    """SIGTERM, SIGHUP or ctrl-C, wherever the main thread was: starting, applying a file, or watching."""
 
 
 @contextmanager
 def _stop_on_signals() -> Iterator[threading.Event]:
     """The first signal stops in order; later ones change nothing, for a stop has its own time limit."""
     stopping = threading.Event()
+    terminals = [fd for fd in (1, 2) if os.isatty(fd)]
 
-    def handler(_signal: int, _frame: Any) -> None:
+    def handler(number: int, _frame: Any) -> None:
+        if number == signal.SIGHUP:
+            _forget(terminals)
         if not stopping.is_set():
             stopping.set()
             raise _Stopped
 
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Whoever starts us by `nohup` has SIGHUP ignored, and means it.
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT, *hangup)}
     try:
         yield stopping
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _end_when_fenced(engine: Any) -> None:
+    """An engine that was replaced ends, also if something of it hangs for ever: its successor needs what it holds."""
+
+    def watch() -> None:
+        while (error := engine.core.owner.fenced) is None:
+            time.sleep(POLL_S)
+        time.sleep(FENCED_END_S)
+        with suppress(OSError):
+            os.write(2, f"{error.render()}\n".encode())
+        os._exit(1)
+
+    threading.Thread(target=watch, name="fenced", daemon=True).start()
+
+
+def _forget(terminals: list[int]) -> None:
+    """The terminal is gone: what is still said goes nowhere, and is no error."""
+    for descriptor in terminals:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:

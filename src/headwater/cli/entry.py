@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 import typer
 
 from headwater.cli.commands import Options, app
+from headwater.cli.visible import TEXT, visible
 from headwater.errors import HeadwaterError, UsageError
 
 LAST_THREADS_S: Final = 0.5  # those that are only about to end
@@ -32,7 +33,7 @@ def _run() -> int:
     except HeadwaterError as error:
         if Options.debug:
             raise
-        sys.stderr.write(error.render() + "\n")
+        sys.stderr.write(visible(error.render(), keep=TEXT) + "\n")
         return 2 if isinstance(error, UsageError) else 1
     except (KeyboardInterrupt, typer.Abort):
         return 1
@@ -52,7 +53,7 @@ def _other_error(error: Exception) -> int:
         path = getattr(getattr(error, "ctx", None), "command_path", "headwater")
         message = str(explain()).rstrip(".")
         if message:  # else there was no command, and the help was shown instead
-            sys.stderr.write(f"error: [USAGE] {message[:1].lower()}{message[1:]}\n  hint: {path} --help\n")
+            sys.stderr.write(f"error: [USAGE] {visible(message[:1].lower() + message[1:])}\n  hint: {path} --help\n")
         return 2
     sys.stderr.write(f"error: [INTERNAL] {type(error).__name__}\n  hint: run again with --debug for the traceback\n")
     return 1

@@ -11,6 +11,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from headwater.cli.visible import visible
+
 RECENT_S: Final = 60.0  # an error that comes again is tried again at most half a minute later
 RECENT_SHOWN: Final = 3
 
@@ -30,7 +32,8 @@ def status_table(status: dict[str, Any]) -> Table:
     for name in ("job", "kind", "state", "phase", "progress", "rows", "rows/s", "eta", "waiting for"):
         table.add_column(name, justify="right" if name in ("rows", "rows/s", "eta") else "left")
     for job in status["jobs"]:
-        table.add_row(
+        # As texts, not as strings: Rich would read what is in brackets.
+        cells = (
             job["name"],
             job["kind"],
             job["state"],
@@ -41,6 +44,7 @@ def status_table(status: dict[str, Any]) -> Table:
             duration(job["eta_s"]) if job["eta_s"] else "",
             job["waiting_for"] or "",
         )
+        table.add_row(*(Text(visible(cell)) for cell in cells))
     return table
 
 
@@ -51,7 +55,7 @@ def bar(percent: float, width: int = 20) -> str:
 
 def error_line(error: dict[str, Any]) -> str:
     hint = f"; {error['hint']}" if error["hint"] else ""
-    return f"{error['at']} {error['name']}: [{error['code']}] {error['message']}{hint}"
+    return visible(f"{error['at']} {error['name']}: [{error['code']}] {error['message']}{hint}")
 
 
 def recent_errors(status: dict[str, Any], now: dt.datetime | None = None) -> list[dict[str, Any]]:
@@ -116,4 +120,4 @@ def plain_line(job: dict[str, Any]) -> str:
             parts.append(f"eta {duration(job['eta_s'])}")
     if job["waiting_for"]:
         parts.append(f"waiting for {job['waiting_for']}")
-    return ", ".join(parts)
+    return visible(", ".join(parts))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from headwater.cli.visible import visible
+
 # Legal in JSON, and the end of a line for some readers (Python's splitlines); control characters are escaped anyway.
 _ALSO_LINE_ENDS: Final = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 _QUOTED_IN_CSV: Final = re.compile(r'[,"\r\n]')
@@ -49,16 +51,17 @@ def _shown(value: Any) -> str:
 
 
 def _lines(cells: list[str]) -> Iterator[list[str]]:
-    """A row as lines of the table: a text of several lines stays in its column."""
-    parts = [cell.splitlines() or [""] for cell in cells]
+    """A row as lines of the table: a text of several lines stays in its column; what steers a terminal is spelt out."""
+    parts = [[visible(part, keep="\t") for part in cell.splitlines()] or [""] for cell in cells]
     for i in range(max(map(len, parts), default=0)):
         yield [part[i] if i < len(part) else "" for part in parts]
 
 
 def _print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
     lines = [line for row in rows for line in _lines([_shown(row.get(c)) for c in columns])]
-    widths = [max([len(c), *(len(line[i]) for line in lines)]) for i, c in enumerate(columns)]
+    heads = [visible(c) for c in columns]
+    widths = [max([len(c), *(len(line[i]) for line in lines)]) for i, c in enumerate(heads)]
     out = sys.stdout.write
-    for line in (columns, ["-" * w for w in widths], *lines):
+    for line in (heads, ["-" * w for w in widths], *lines):
         out("  ".join(v.ljust(w) for v, w in zip(line, widths, strict=True)).rstrip() + "\n")
     out(f"({len(rows)} row{'' if len(rows) == 1 else 's'})\n")

@@ -20,6 +20,7 @@ import typer
 
 from headwater.cli.input import read_text
 from headwater.cli.options import DEFAULT_DIR, DataDir
+from headwater.cli.visible import TEXT, visible
 from headwater.config import check_secrets
 from headwater.errors import HeadwaterError, UsageError
 
@@ -144,7 +145,7 @@ def _check_sources(sources: Sequence[SourceToCheck], data_dir: Path) -> int:
 
     missing = 0
     for source in sources:
-        sys.stdout.write(f"{source.name}\n")
+        sys.stdout.write(f"{visible(source.name)}\n")
         config = _config(source.options)
         exists = functools.partial(_has_source, data_dir, config)
         for finding in check_source(config, source.tables, exists=exists):
@@ -165,9 +166,9 @@ def _has_source(data_dir: Path, config: PostgresConfig) -> bool:
 
 
 def _show(finding: Finding) -> None:
-    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {_printable(finding.what)}\n")
+    sys.stdout.write(f"  {'ok   ' if finding.ok else 'WRONG'}  {visible(finding.what)}\n")
     if finding.sql_to_fix:
-        sys.stdout.write(f"         run: {finding.sql_to_fix}\n")
+        sys.stdout.write(f"         run: {visible(finding.sql_to_fix, keep=TEXT)}\n")
     sys.stdout.flush()
 
 
@@ -318,18 +319,13 @@ def external_name(schema: str, name: str) -> str:
     return f"{part(schema)}.{part(name)}"
 
 
-def _printable(text: str) -> str:
-    """Names are the source's: none of them moves the cursor, or does more than be read."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-
-
 def _list(found: Sequence[FoundTable]) -> None:
     sys.stderr.write(f"{len(found)} table{'' if len(found) == 1 else 's'}:\n")
     for one in found:
         rows = f"about {one.rows:,} rows" if one.rows >= 0 else "rows not counted yet"
         key = f"key ({', '.join(one.key)})" if one.key else "no key"
         note = f"  cannot be captured: {one.problem}" if one.problem else f"  {key}"
-        sys.stderr.write(_printable(f"  {one.external:40} {rows:>24}{note}") + "\n")
+        sys.stderr.write(visible(f"  {one.external:40} {rows:>24}{note}") + "\n")
 
 
 def _choose(found: list[FoundTable], names: Iterable[str] | None) -> list[FoundTable]:

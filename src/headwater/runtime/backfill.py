@@ -226,9 +226,7 @@ class TableBackfill(CapturedJob):
         return f"control/{self.table_id}.json"
 
     def _write_control(self) -> None:
-        fs, path = self.core.data_dir.path(self._control)
-        fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
-        with fs.open_output_stream(path) as out:
+        with self.core.data_dir.create(self._control) as out:
             out.write(json.dumps({"rate": self.rate_limit}).encode())
 
     # -- for the copy -----------------------------------------------------------------------------------------------

@@ -40,15 +40,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 IDLE_S: Final = 0.5  # a sink without news looks again this often, for PAUSE, limits and a lost wake-up
 CREATE_OPTIONS: Final = ("create_table_if_not_exists", "create_topic_if_not_exists")
+STAGING: Final = "staging.path"  # of connectors that have rows lie somewhere between two of their jobs
 NOTED_WITHIN_S: Final = 60.0  # a checkpoint takes a second; a lane that recovers a few
 WHOLE: Final = 1 << 62  # no bound: a range that must be delivered as it was is not cut
 
 
 def raw_options(core: EngineCore, job: JobRow) -> dict[str, str]:
-    """A sink's options as they were written; dead letters get a folder of the data directory if they have none."""
+    """A sink's options as they were written; dead letters and staging get folders of the data directory."""
     options = dict(job.spec["options"])
-    if "dead_letters.path" not in options and sink_options(options, resolve_secret=resolve_secret).dead_letters:
+    known = sink_options(options, resolve_secret=resolve_secret)
+    if "dead_letters.path" not in options and known.dead_letters:
         options["dead_letters.path"] = core.data_dir.url("dead-letters")
+    if known.values.get(STAGING, "") is None and core.data_dir.is_local:
+        options[STAGING] = str(core.local_dir / "staging" / "sinks")
     return options
 
 

@@ -36,6 +36,7 @@ from headwater.runtime.epoch_size import FIRST_ROWS, ROW_SIZES, EpochSize
 from headwater.runtime.splits import CapturedState
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
+from headwater.storage.private import make_directory
 
 if TYPE_CHECKING:
     from headwater.capture.spool import SpoolReader
@@ -161,7 +162,7 @@ class SourceRuntime:
         from headwater.connectors.postgres.reader_process import ReaderProcess
 
         if self.reader is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self.directory)
             self.reader = ReaderProcess(
                 self.config,
                 self.directory,

@@ -159,9 +159,7 @@ class Writes:
         self._acknowledge(table_id, ipc_path=path, rows=rows.num_rows, kind=kind, seq_base=seq_base, states=states)
 
     def _write_ipc(self, path: str, rows: pa.Table) -> None:
-        fs, target = self.core.data_dir.path(path)
-        fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
-        with fs.open_output_stream(target) as out, pa.ipc.new_file(out, rows.schema) as writer:
+        with self.core.data_dir.create(path) as out, pa.ipc.new_file(out, rows.schema) as writer:
             writer.write_table(rows)
 
     def _take_row_ids(self, table_id: int, count: int) -> int:

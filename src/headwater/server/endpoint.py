@@ -9,18 +9,23 @@ asks `/healthz`, and the next engine replaces it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import socket
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from headwater.errors import UsageError, disk_full, is_disk_full
+from headwater.storage.holders import Holder, living, lock_holder
+from headwater.storage.private import check_owner, make_directory, tighten
 
 FILE_NAME: Final = "endpoint.json"
+LOCK_NAME: Final = "engine.lock"
 # 256 bits: not to be guessed, and short enough for a line in a terminal.
 TOKEN_BYTES: Final = 32
 HIGHEST_PORT: Final = 65_535
@@ -92,11 +97,15 @@ def remove_endpoint(data_dir: Path, generation: int) -> None:
 def lock_directory(data_dir: Path) -> int:
     """The right to run on this data directory, as an open file; it ends with the process, however that ends.
 
-    The directory is made if it is not there.
+    The directory is made if it is not there, and closed to others if it is ours. The file says who holds it, for where
+    the system cannot be asked.
     """
+    _check_name(data_dir)
+    check_owner(data_dir)
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(data_dir / "engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directory(data_dir)
+        tighten(data_dir)
+        descriptor = os.open(data_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if is_disk_full(error):
             raise disk_full() from None
@@ -110,11 +119,44 @@ def lock_directory(data_dir: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        endpoint = read_endpoint(data_dir)
-        raise UsageError(
-            "ENGINE_RUNNING",
-            "another engine runs on this data directory",
-            detail=f"process {endpoint.pid}" if endpoint else "",
-            hint="send it commands (headwater sql, status, …), stop it, or use another --data-dir",
-        ) from None
+        raise _running(data_dir) from None
+    with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{socket.gethostname()} {os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _check_name(data_dir: Path) -> None:
+    """Python, Arrow and Java must mean the same file by a name: all of them take it as UTF-8."""
+    name = str(data_dir.absolute())
+    try:
+        if os.fsencode(name) == name.encode():
+            return
+    except UnicodeError:
+        pass
+    raise UsageError(
+        "DATA_DIRECTORY_UNUSABLE",
+        f"the name of the data directory is not UTF-8: {name!a}",
+        hint="run with LC_ALL=C.UTF-8, or choose a name of plain letters: --data-dir, or HEADWATER_DATA_DIR",
+    )
+
+
+def _running(data_dir: Path) -> UsageError:
+    holder = lock_holder(data_dir / LOCK_NAME) or _noted_holder(data_dir)
+    stopped = holder is not None and holder.stopped
+    return UsageError(
+        "ENGINE_RUNNING",
+        "another engine runs on this data directory",
+        detail=str(holder) if holder else "",
+        hint=f"kill -CONT {holder.pid} lets it go on; or stop it, or use another --data-dir"
+        if holder is not None and stopped
+        else "send it commands (headwater sql, status, …), stop it, or use another --data-dir",
+    )
+
+
+def _noted_holder(data_dir: Path) -> Holder | None:
+    """Who the lock's file says it is: on another host, or a living process of this one."""
+    with contextlib.suppress(OSError, ValueError):
+        host, pid = (data_dir / LOCK_NAME).read_text().split()
+        return Holder(int(pid), host=host) if host != socket.gethostname() else living(int(pid))
+    return None

@@ -9,6 +9,7 @@ from headwater.errors import DefiniteError
 from headwater.model.schema import Column
 from headwater.sink.options import SinkOptions
 from headwater.sink.sink import SinkTraits, SinkType, Token
+from headwater.storage.files import path_part
 
 UNREACHABLE_HINT: Final = "is the target up, are hostname, port and database.name right? It is tried again by itself"
 LOGIN_HINT: Final = "check username, password and the target's rules for logins"
@@ -45,7 +46,7 @@ class BaseSink(SinkTraits):
     def dead_letter_prefix(self, token: Token) -> str | None:
         """Where the tasks of an attempt put refused rows; None where a refused row stops the sink."""
         path = self.options["dead_letters.path"]
-        return f"{path}/{self.name}-{token.to_epoch}-{token.attempt}" if path else None
+        return f"{path}/{path_part(self.name)}-{token.to_epoch}-{token.attempt}" if path else None
 
     def close(self) -> None:
         """Nothing is held open by default."""

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from headwater.storage.private import new_file
+
 
 class DeadLetters:
     """The refused rows of one task. `prefix` None: the sink has dead letters switched off."""
@@ -42,8 +44,8 @@ class DeadLetters:
         if not self._batches:
             return {"refused": 0, "dead_letters": ""}
         filesystem, path = fs.FileSystem.from_uri(self._path)
-        filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
-        pq.write_table(pa.Table.from_batches(self._batches), path, filesystem=filesystem)
+        with new_file(filesystem, path) as out:
+            pq.write_table(pa.Table.from_batches(self._batches), out)
         return {"refused": self.rows, "dead_letters": self._path}
 
 

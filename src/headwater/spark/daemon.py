@@ -21,6 +21,8 @@ import os
 import zipimport
 from typing import Final
 
+from headwater.storage.private import WORKERS_UMASK
+
 _M_TRIM_THRESHOLD: Final = -1  # as <malloc.h> has them
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -28,6 +30,8 @@ _KEPT_BYTES: Final = 256 << 20
 
 
 def prepare() -> None:
+    if (umask := os.environ.get(WORKERS_UMASK)) is not None:
+        os.umask(int(umask, 8))
     _keep_memory()
     setattr(zipimport.zipimporter, "invalidate_caches", _unchanged)  # noqa: B010 - mypy's stub knows no assignment
     _import_common()

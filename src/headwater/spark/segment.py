@@ -121,6 +121,7 @@ def write_sorted(
     """Write rows that are as a segment has them: one Spark job."""
     folder = segment_folder(table_id)
     try:
+        data_dir.make(folder)
         rows.write.mode("append").parquet(data_dir.url(folder))
     except BaseException:
         with contextlib.suppress(OSError):
@@ -140,6 +141,7 @@ def written_segments(data_dir: DataDir, folder: str, table_id: int, kind: str, i
         with fs.open_input_file(target) as source:
             rows = pq.read_metadata(source).num_rows
         if rows:
+            data_dir.close_to_others(path)  # Hadoop gives its files a mode of its own
             found.append(NewSegment(table_id, path, kind, rows, size, is_change))
         else:
             data_dir.delete([path])

@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
 import uuid
 from collections import OrderedDict
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 from headwater.model.key_hash import key_hashes
 from headwater.model.schema import Schema
 from headwater.storage.files import CACHE, DataDir, cache_entry
+from headwater.storage.private import make_directory, make_file, temporary_directory
 from headwater.storage.segments import arrow_schema, read_segments
 
 SMALL_ROWS: Final = 65_536  # decoded whole in some milliseconds, and then held in memory
@@ -90,8 +90,10 @@ class SegmentIndex:
         return self._indices[key]
 
     def _save_index(self, to: Path, key: tuple[str, ...]) -> None:
+        names = to.with_name(Path(_index_file(key)).stem + ".json")
+        make_file(names)
         np.save(to, self._sorted(key))
-        to.with_name(Path(_index_file(key)).stem + ".json").write_text(json.dumps(key), encoding="utf-8")
+        names.write_text(json.dumps(key), encoding="utf-8")
 
     def _sorted(self, key: tuple[str, ...]) -> Index:
         rows = pa.table({name: self._column(name) for name in key})
@@ -122,9 +124,10 @@ class SegmentIndex:
         file = self._folder / name
         try:
             if not file.exists():
-                self._folder.mkdir(parents=True, exist_ok=True)
+                make_directory(self._folder)
                 made = file.with_suffix(f".{uuid.uuid4().hex}{file.suffix}")
                 try:
+                    make_file(made)
                     save(made)
                     made.replace(file)
                 finally:
@@ -175,8 +178,7 @@ def _folder(data_dir: DataDir, path: str) -> Path:
     if data_dir.is_local:
         _, place = data_dir.path(cache_entry(path))
         return Path(place)
-    root = Path(tempfile.gettempdir()) / f"headwater-{CACHE}-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
+    root = temporary_directory(CACHE)
     _remove_unused(root)
     return root / hashlib.sha256(data_dir.url(path).encode()).hexdigest()[:32]
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import locale
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from headwater.errors import DefiniteError
+from headwater.limits import require_open_files
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
+from headwater.storage.private import UMASK, WORKERS_UMASK, current_umask
 
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
+UTF8_LOCALE: Final = "C.UTF-8"  # there without any package, on Debian, Fedora and wherever glibc is of 2022 or newer
 POOLS: Final = Path(__file__).with_name("pools.xml")
 SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -49,6 +55,7 @@ SETTINGS: Final[dict[str, str]] = {
     # at every barrier, first by Spark and then by the JVM, which took 20 times as long as the refreshes themselves.
     "spark.sql.codegen.cache.maxEntries": "10000",
     "spark.python.worker.reuse": "true",
+    "spark.executorEnv.LC_ALL": UTF8_LOCALE,  # names of files, as in `_start_jvm`, also where a cluster starts a JVM
     "spark.python.daemon.module": "headwater.spark.daemon",
     "spark.ui.retainedJobs": "2000",
     "spark.sql.ui.retainedExecutions": "50",
@@ -69,6 +76,7 @@ OPTIMISED_LATER: Final = (
 def make_session(master: str | None, extra: dict[str, str] | None = None, *, log_level: str = "ERROR") -> SparkSession:
     """A session on `local[*]` or a cluster; DefiniteError SPARK_START if there is none to be had."""
     master = master or "local[*]"
+    require_open_files()
     java = find_java()
     os.environ.update(java)
     # A worker needs the engine's own interpreter: another one would lack pyarrow and headwater itself.
@@ -92,6 +100,7 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
+        _start_jvm(master, settings)
         session: SparkSession = builder.getOrCreate()
     except Exception as error:
         raise DefiniteError(
@@ -103,6 +112,39 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     session.sparkContext.setLogLevel(log_level)
     _keep_values_out_of_logs()
     return session
+
+
+def _start_jvm(master: str, settings: dict[str, str]) -> None:
+    """Start the driver's JVM if there is none yet, and a context in it, which the session then takes.
+
+    Here and not by the session's builder, for three things: what it writes for itself is its owner's alone; names of
+    files are UTF-8 whatever the locale; and signals of a terminal (a closed window, ctrl-C) are for the engine, which
+    needs the JVM for its last checkpoint. The JVM ends when the engine's end of a pipe does.
+    """
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    conf = SparkConf(loadDefaults=False).setAppName("headwater").setMaster(master).setAll(list(settings.items()))
+    with _environment(_for_jvm()):
+        gateway = launch_gateway(conf, {"umask": UMASK, "start_new_session": True})
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _for_jvm() -> dict[str, str]:
+    """Java takes the encoding of file names from the locale, and C has only ASCII."""
+    utf8 = locale.nl_langinfo(locale.CODESET).replace("-", "").upper() == "UTF8"
+    return {WORKERS_UMASK: f"{current_umask():o}", **({} if utf8 else {"LC_ALL": UTF8_LOCALE})}
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """For processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            os.environ.pop(name) if old is None else os.environ.update({name: old})
 
 
 def stop_session(session: SparkSession) -> None:

@@ -11,12 +11,17 @@ Paths in the meta store are relative to it, so that a copied directory is a work
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow.fs as pafs
+
+from headwater.storage.private import FILE, make_directory, new_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,20 @@ class DataDir:
 
     def make(self, relative: str) -> None:
         fs, path = self.path(relative)
-        fs.create_dir(path, recursive=True)
+        if isinstance(fs, pafs.LocalFileSystem):
+            make_directory(path)
+        else:
+            fs.create_dir(path, recursive=True)
+
+    def create(self, relative: str) -> Any:
+        """An output stream to a new file; its folder is made if need be."""
+        return new_file(*self.path(relative))
+
+    def close_to_others(self, relative: str) -> None:
+        """A file that was made by somebody who does not know our modes."""
+        fs, path = self.path(relative)
+        if isinstance(fs, pafs.LocalFileSystem):
+            os.chmod(path, FILE)
 
     def delete(self, relatives: Iterable[str]) -> int:
         """Delete files, or directories, that may be gone already; gives how many were there."""
@@ -72,6 +90,28 @@ class DataDir:
 
 
 CACHE: Final = "cache"
+# What a name may have in a path as it is. Other signs of ASCII mean something in paths, URLs or patterns.
+_AS_IT_IS: Final = re.compile(r"[\w .,+@()$&!'=;-]")
+_MAX_PART_BYTES: Final = 120  # a file system takes 255, and others put something before and behind it
+
+
+def path_part(name: str) -> str:
+    """A name from a statement as one part of a path: no two names have the same, and none leads elsewhere.
+
+    Letters, digits and most signs stay, so that a person finds it; others, and a dot at the beginning, are written
+    `~2f` (`%` would be read back by whoever takes the path for a URL). A long name is cut, and ends with a
+    sum of itself.
+    """
+    kept = [c if _AS_IT_IS.fullmatch(c) and not (c == "." and i == 0) else _spelt(c) for i, c in enumerate(name)]
+    part = "".join(kept) or "~"
+    if len(part.encode()) <= _MAX_PART_BYTES:
+        return part
+    total = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{part.encode()[:_MAX_PART_BYTES].decode(errors='ignore')}~~{total}"
+
+
+def _spelt(character: str) -> str:
+    return "".join(f"~{byte:02x}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def cache_entry(path: str) -> str:

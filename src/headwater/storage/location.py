@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from headwater.config import resolve_secret
 from headwater.errors import UsageError
+from headwater.storage.private import check_owner, make_file
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -24,6 +25,7 @@ def has_meta_store(data_dir: Path) -> bool:
 
 
 def require_meta_store(data_dir: Path) -> None:
+    check_owner(data_dir)
     if not has_meta_store(data_dir):
         raise UsageError(
             "NO_DATA_DIRECTORY", f"there is no data directory {data_dir}", hint="headwater run FILE.sql makes one"
@@ -38,6 +40,7 @@ def existing_meta_store(data_dir: Path) -> str:
 
 def claim_meta_store(data_dir: Path, given: str | None) -> str:
     """The URL to connect to, for an engine; the first one decides where the meta store is, for good."""
+    check_owner(data_dir)
     recorded = _recorded(data_dir)
     if given is not None:
         _refuse_literal_password(given)
@@ -50,7 +53,10 @@ def claim_meta_store(data_dir: Path, given: str | None) -> str:
             )
     url = _resolved(given or recorded or _embedded(data_dir))
     if given is not None and recorded is None:
+        make_file(data_dir / URL_FILE)
         (data_dir / URL_FILE).write_text(given + "\n", encoding="utf-8")
+    if url.startswith("sqlite"):
+        make_file(data_dir / EMBEDDED)  # what SQLite puts beside it has its mode
     return url
 
 

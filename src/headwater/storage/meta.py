@@ -35,7 +35,7 @@ from headwater.storage.apply import (
     set_setting,
 )
 from headwater.storage.checkpoint import Contribution, JobRow, Segment, SplitRow
-from headwater.storage.connection import connect, meta_error
+from headwater.storage.connection import connect, is_locked, meta_error
 
 MAIN_LANE: Final = "main"
 MAX_ERRORS_KEPT: Final = 1000  # newest rows of hw_errors; enough for a day of one error a minute
@@ -60,6 +60,7 @@ class MetaStore:
         """Create or migrate, in one transaction: a crash in between leaves the store as it was."""
         try:
             with self.writer.begin() as db:
+                _limit_lock_wait(db)
                 if db.dialect.name == "postgresql":
                     # Two engines that start at once must not both create it.
                     db.execute(sa.select(sa.func.pg_advisory_xact_lock(_CREATION_LOCK)))
@@ -72,11 +73,12 @@ class MetaStore:
                 if db.execute(sa.select(t.owner.c.id)).scalar() is None:
                     db.execute(t.owner.insert().values(id=1, generation=0, owner=""))
         except SQLAlchemyError as error:
-            raise meta_error(error) from error
+            raise meta_error(error, self.engine) from error
 
     def acquire(self) -> int:
         """Become the owner: every older owner's commits are refused from now on."""
         with self.write() as db:
+            _limit_lock_wait(db)
             name = f"{socket.gethostname()}:{os.getpid()}"
             # Counted up by the database itself: of two engines that do this at once, each gets a number of its own.
             db.execute(
@@ -96,6 +98,13 @@ class MetaStore:
             _limit_lock_wait(db)
             self._check_owner(db)
 
+    def require_owner(self) -> None:
+        """ENGINE_FENCED if there is a newer owner; only looks, and waits for nobody."""
+        with self.read() as db:
+            current = int(db.execute(sa.select(t.owner.c.generation).where(t.owner.c.id == 1)).scalar() or 0)
+        if current != self.generation:
+            raise self._fenced(current)
+
     def close(self) -> None:
         self.engine.dispose()
 
@@ -105,7 +114,7 @@ class MetaStore:
             with self.engine.connect() as db:
                 yield db
         except SQLAlchemyError as error:
-            raise meta_error(error) from error
+            raise meta_error(error, self.engine) from error
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
@@ -113,7 +122,7 @@ class MetaStore:
             with self.writer.begin() as db:
                 yield db
         except SQLAlchemyError as error:
-            raise meta_error(error) from error
+            raise meta_error(error, self.engine) from error
 
     # -- the commit ---------------------------------------------------------------------------------------------
 
@@ -125,6 +134,7 @@ class MetaStore:
         """
         try:
             with self.writer.begin() as db:
+                _limit_lock_wait(db)
                 self._check_owner(db)
                 self._check_order(db, lane, epoch)
                 ids = apply_contribution(db, epoch, contribution)
@@ -141,9 +151,11 @@ class MetaStore:
                 )
             return ids
         except DBAPIError as error:
+            if is_locked(error):  # a statement did not get its turn, and was taken back with all before it
+                raise meta_error(error, self.engine) from error
             return self._read_back(lane, epoch, contribution, error)
         except SQLAlchemyError as error:  # no connection could be had: nothing was sent
-            raise meta_error(error) from error
+            raise meta_error(error, self.engine) from error
 
     def _read_back(self, lane: str, epoch: int, contribution: Contribution, error: DBAPIError) -> dict[int, int]:
         """The commit failed in a way that may still have landed: ask, behind the lock that it held."""
@@ -162,7 +174,7 @@ class MetaStore:
             ) from unreadable
         if current != self.generation:
             raise self._fenced(current) from error
-        raise meta_error(error) from error
+        raise meta_error(error, self.engine) from error
 
     def _landed(self, db: sa.Connection, lane: str, epoch: int) -> bool:
         """Whether *our* commit is there: the engine that fenced us may have used the same number."""

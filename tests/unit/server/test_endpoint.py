@@ -45,6 +45,14 @@ def test_only_the_owner_can_read_it_whatever_the_umask_and_the_old_file(tmp_path
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_name_that_cannot_be_utf_8_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="DATA_DIRECTORY_UNUSABLE") as caught:
+        lock_directory(tmp_path / "caf\udce9")  # a name in Latin-1, as Python reads it
+    assert "LC_ALL=C.UTF-8" in caught.value.hint and "\\udce9" in caught.value.message
+    assert list(tmp_path.iterdir()) == []
+    os.close(lock_directory(tmp_path / "café ☃"))
+
+
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     write_endpoint(tmp_path, ENDPOINT)
     assert read_endpoint(tmp_path) == ENDPOINT

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from headwater.storage.files import DataDir
+from headwater.storage.private import FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,7 @@ class Notes:
         return notes
 
     def write(self, split_id: int, result: dict[str, Any]) -> None:
-        fs, path = self.data_dir.path(f"{self.folder}/{split_id}-{uuid.uuid4().hex}.json")
-        with fs.open_output_stream(path) as out:
+        with self.data_dir.create(f"{self.folder}/{split_id}-{uuid.uuid4().hex}.json") as out:
             out.write(json.dumps(result).encode())
 
     @property
@@ -50,7 +50,7 @@ class Notes:
             return True
         _, path = self.data_dir.path(f"{self.folder}/{split_id}.claim")
         try:
-            made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            made = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE)
         except FileExistsError:
             with open(path, "rb") as claimed:
                 return claimed.read() == str(reader).encode()

@@ -20,6 +20,7 @@ from headwater.model.schema import OP, OP_UPSERT, Column
 from headwater.sink.base import BaseSink
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
+from headwater.storage.files import path_part
 
 OPTIONS: Final = (
     Option("path", required=True),
@@ -40,6 +41,7 @@ class FilesSink(BaseSink):
         super().__init__(name, options, columns, key, generation)
         self.path = _local_path(options.text("path"))
         self._log = ManifestLog(self.path)
+        self._part = path_part(name)
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         try:
@@ -69,7 +71,7 @@ class FilesSink(BaseSink):
             raise fenced(self.name)
         self._remove_stale()
         token = self.token(from_epoch, to_epoch)
-        return token.written(rows=0, directory=f"{DATA_DIR}/{self.name}-{to_epoch}-{self.generation}-{token.attempt}")
+        return token.written(rows=0, directory=f"{DATA_DIR}/{self._part}-{to_epoch}-{self.generation}-{token.attempt}")
 
     def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks
@@ -145,7 +147,7 @@ class FilesSink(BaseSink):
         for directory in (self.path / DATA_DIR).iterdir():
             # What a newer engine stages is not ours to remove, whatever we believed when we looked for it.
             name, *facts = directory.name.rsplit("-", 3)
-            ours = len(facts) == 3 and name == self.name and int(facts[1]) <= self.generation
+            ours = len(facts) == 3 and name == self._part and facts[1].isdecimal() and int(facts[1]) <= self.generation
             if ours and f"{DATA_DIR}/{directory.name}" not in kept:
                 shutil.rmtree(directory, ignore_errors=True)
 

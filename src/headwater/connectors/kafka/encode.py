@@ -30,6 +30,7 @@ from headwater.errors import DefiniteError
 from headwater.model.schema import OP, OP_DELETE
 from headwater.sink.dead_letters import DeadLetters
 from headwater.sink.encode import json_rows
+from headwater.storage.private import make_file
 
 FORMATS: Final = ("json", "avro", "debezium")
 SLICE: Final = "_hw_slice"
@@ -91,6 +92,7 @@ class _Staged:
     def _writer(self, number: int) -> Any:
         if number not in self._writers:
             path = f"{self.stem}-{number}.arrow"
+            make_file(path)
             file = pa.OSFile(path, "wb")
             self._writers[number] = (path, file, pa.ipc.new_file(file, _MESSAGE))
         return self._writers[number][2]

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +49,8 @@ from headwater.sink.base import BaseSink
 from headwater.sink.dead_letters import letters_of
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Token, Verdict, judge_progress
+from headwater.storage.files import path_part
+from headwater.storage.private import make_directory, temporary_directory
 
 OPTIONS: Final = (
     Option("topic", required=True),
@@ -84,8 +85,8 @@ class KafkaSink(BaseSink):
         self.takes_rows = bool(options["atomic"])
         self.topic = options.text("topic")
         self.place = Place(options, name, generation)
-        root = options["staging.path"] or f"{tempfile.gettempdir()}/headwater-kafka"
-        self._staging = Path(root).absolute() / f"{name}-{self.topic}"
+        root = options["staging.path"] or temporary_directory("kafka")  # an engine gives a folder of its data directory
+        self._staging = Path(root).absolute() / path_part(name) / path_part(self.topic)
         self._last: Any = None  # the batch that was written
         self._prefixes: tuple[bytes, bytes] | None = None
 
@@ -105,7 +106,7 @@ class KafkaSink(BaseSink):
     def prepare(self, from_epoch: int, to_epoch: int) -> Token:
         records = self.place.owned()
         token = self.token(from_epoch, to_epoch)
-        shutil.rmtree(self._staging, ignore_errors=True)  # of earlier attempts: we own the sink
+        self._remove_stale()
         intent: Mapping[str, Any] = {"id": token.attempt, "producers": self._producers(from_epoch), "by": ""}
         if records.unfinished and records.intent is not None:
             intent = records.intent
@@ -116,13 +117,19 @@ class KafkaSink(BaseSink):
                     detail=f"begun up to epoch {intent['to']}, asked for {to_epoch}",
                 )
         facts = {"intent": intent["id"], "producers": intent["producers"], "by": intent.get("by", BY_KEY)}
-        return token.written(rows=0, directory=str(self._staging / token.attempt), **facts)
+        return token.written(rows=0, directory=str(self._staging / str(self.generation) / token.attempt), **facts)
+
+    def _remove_stale(self) -> None:
+        """What earlier attempts staged. What a newer engine stages is not ours, whatever we believed when we looked."""
+        for folder in self._staging.glob("*"):
+            if folder.name.isdecimal() and int(folder.name) <= self.generation:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def write(self, token: Token, batch: Any) -> Token:
         from headwater.spark.sink import run_tasks, sliced
 
         self._last = batch
-        Path(token.payload["directory"]).mkdir(parents=True)
+        make_directory(token.payload["directory"])
         task = encode_task(self._form(), token.payload["directory"], self.dead_letter_prefix(token))
         by = token.payload["by"] or (BY_VNODE if VNODE in batch.columns else BY_KEY)
         cut = (VNODE,) if by == BY_VNODE else self.key or self.column_names

@@ -20,6 +20,7 @@ from headwater.config import resolve_secret
 from headwater.connectors.postgres.client import PostgresConfig
 from headwater.connectors.postgres.slots import membership_token
 from headwater.errors import HeadwaterError, SourceError, TransientError
+from headwater.storage.private import UMASK
 
 BACKOFF_S: Final = (0.1, 5.0)
 STOP_WAIT_S: Final = 3.0
@@ -185,6 +186,8 @@ class ReaderProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=EVENT_BYTES,
+                umask=UMASK,
+                start_new_session=True,  # signals of a terminal are for the engine, which ends its readers in order
             )
         except HeadwaterError as error:
             self.last_error = TransientError(error.code, error.message, hint=error.hint)
