@@ -100,6 +100,7 @@ ENGINE: Final[dict[str, str]] = {
     "SPARK_FAILED": "Spark failed in an unforeseen way; it is tried again",
     "SPARK_LOST": "Spark's driver process is gone; start the engine again",
     "SPARK_OUT_OF_MEMORY": "Spark's driver process had too little memory; start the engine again with more",
+    "SPARK_SECRET": "a standalone cluster wants the secret of its master and workers; HEADWATER_SPARK_SECRET names it",
     "SPARK_START": "Spark could not be started; check --master, Java and memory",
 }
 

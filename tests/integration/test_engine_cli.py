@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from engine_process import EngineProcess, headwater, running, wait_until
+from spark_port import is_served, listening
 
 pytestmark = pytest.mark.spark
 PIPELINE = """
@@ -137,3 +138,9 @@ def test_a_file_applied_again_creates_only_what_is_new_and_a_changed_definition_
     done = headwater("run", str(other), "--master", "local[2]", data_dir=engine.data_dir)
     assert done.returncode == 2
     assert "error: [DEFINITION_DIFFERS] table notes" in done.stderr
+
+
+def test_somebody_without_the_secret_is_served_at_no_port_of_spark(engine: EngineProcess) -> None:
+    ports = {port for pid in engine.java for port in listening(pid)}
+    assert len(ports) >= 3  # the driver, its blocks, and the way from Python
+    assert not any(map(is_served, ports))

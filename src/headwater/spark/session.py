@@ -14,9 +14,10 @@ from py4j.protocol import Py4JError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from headwater.errors import DefiniteError
+from headwater.errors import DefiniteError, UsageError
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
+from headwater.spark.security import secret_for_spark, security_settings
 
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 POOLS: Final = Path(__file__).with_name("pools.xml")
@@ -88,11 +89,15 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
+    settings.update(security_settings(master))
     settings.update(extra or {})
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        session: SparkSession = builder.getOrCreate()
+        with secret_for_spark(master):
+            session: SparkSession = builder.getOrCreate()
+    except UsageError:
+        raise
     except Exception as error:
         raise DefiniteError(
             "SPARK_START",
