@@ -222,8 +222,8 @@ class TableBackfill(CapturedJob):
         return f"control/{self.table_id}.json"
 
     def _write_control(self) -> None:
+        self.core.data_dir.make_parent(self._control)
         fs, path = self.core.data_dir.path(self._control)
-        fs.create_dir(path.rsplit("/", 1)[0], recursive=True)
         with fs.open_output_stream(path) as out:
             out.write(json.dumps({"rate": self.rate_limit}).encode())
 

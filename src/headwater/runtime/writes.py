@@ -159,8 +159,8 @@ class Writes:
         self._acknowledge(table_id, ipc_path=path, rows=rows.num_rows, kind=kind, seq_base=seq_base, states=states)
 
     def _write_ipc(self, path: str, rows: pa.Table) -> None:
+        self.core.data_dir.make_parent(path)
         fs, target = self.core.data_dir.path(path)
-        fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
         with fs.open_output_stream(target) as out, pa.ipc.new_file(out, rows.schema) as writer:
             writer.write_table(rows)
 

@@ -73,8 +73,8 @@ def write_segment(
     if not packed and not is_small(rows.schema, memory):  # from a small one the next would learn nothing
         packed.update(packing(rows, schema.key))
     path = path or segment_path(table_id)
+    data_dir.make_parent(path)
     fs, target = data_dir.path(path)
-    fs.create_dir(target.rsplit("/", 1)[0], recursive=True)
     with fs.open_output_stream(target) as out:
         _write_rows(rows, memory, out, packed or unpacked(rows.schema, schema.key))
     size = fs.get_file_info(target).size
