@@ -17,6 +17,7 @@ from headwater.engine import EngineCore
 from headwater.errors import HeadwaterError
 from headwater.runtime.queries import Result
 from headwater.server.endpoint import parse_address
+from headwater.storage.location import data_directory
 
 STOP_LIMIT_S: Final = 9.0  # a stop ends within 10 s; what does not is left behind with the process
 
@@ -57,8 +58,11 @@ class Engine:
         settings: Mapping[str, str] | None = None,
         meta_url: str | None = None,
         http: str = "127.0.0.1:0",
+        spark_conf: Mapping[str, str] | None = None,
     ) -> None:
-        self._arguments = (str(data_dir), master, dict(settings or {}), meta_url, http)
+        # Absolute at once: the process may go elsewhere before it starts.
+        self._arguments = (str(data_directory(data_dir)), master, dict(settings or {}), meta_url, http)
+        self._spark_conf = dict(spark_conf or {})
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._ready: Future[None] = Future()
@@ -96,7 +100,9 @@ class Engine:
         self._begun.set()
         try:
             host, port = parse_address(http)
-            self.core = EngineCore(data_dir, master=master, settings=settings, meta_url=meta_url)
+            self.core = EngineCore(
+                data_dir, master=master, settings=settings, meta_url=meta_url, spark_conf=self._spark_conf
+            )
         except BaseException as error:
             self._ready.set_exception(error)
             return

@@ -18,7 +18,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from headwater.barrier.coordinator import Actor, Lane
@@ -46,6 +45,7 @@ from headwater.runtime.creating import Creating
 from headwater.runtime.dataflow import Dataflow
 from headwater.runtime.delivery import Delivery
 from headwater.runtime.error_log import ErrorLog
+from headwater.runtime.executors import Executors
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
 from headwater.runtime.maintenance import Maintenance
@@ -64,10 +64,12 @@ from headwater.server.endpoint import (
     write_endpoint,
 )
 from headwater.server.metrics import Metrics
+from headwater.spark.options import checked_settings
 from headwater.storage.checkpoint import Contribution
 from headwater.storage.files import CACHE, DataDir
-from headwater.storage.location import claim_meta_store
+from headwater.storage.location import claim_meta_store, data_directory
 from headwater.storage.meta import MAIN_LANE, MetaStore
+from headwater.storage.shared import NOT_SHARED, write_mark
 
 log = logging.getLogger("headwater")
 T = TypeVar("T")
@@ -83,14 +85,23 @@ STEP_S: Final = 0.8
 class EngineCore:
     """Everything of one running engine. Made and used on the event loop; implements LaneHost and the HTTP Backend."""
 
-    def __init__(self, data_dir: str, *, master: str | None, settings: Mapping[str, str], meta_url: str | None) -> None:
-        self.data_dir = DataDir(data_dir)
+    def __init__(
+        self,
+        data_dir: str,
+        *,
+        master: str | None,
+        settings: Mapping[str, str],
+        meta_url: str | None,
+        spark_conf: Mapping[str, str] | None = None,
+    ) -> None:
+        self.local_dir = data_directory(data_dir)
         self.master = master or default_master()
         check_master(self.master)
         require_open_files()
-        self.local_dir = Path(data_dir if self.data_dir.is_local else ".").absolute()
+        self.spark_conf = checked_settings(spark_conf or {})
         self._lock = lock_directory(self.local_dir)
         try:
+            self.data_dir = DataDir(str(self.local_dir), write_mark(self.local_dir))
             self.meta = MetaStore(claim_meta_store(self.local_dir, meta_url))
             self.generation = self.meta.acquire()
         except BaseException:
@@ -108,6 +119,8 @@ class EngineCore:
         self.job_progress: dict[int, JobProgress] = {}
         self.barriers: deque[dict[str, Any]] = deque(maxlen=120)
         self.fatal: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
+        self.begun = asyncio.Event()  # sources, tables and views are in being
+        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         loop = asyncio.get_running_loop()
         self.owner = OwnerWatch(self.meta, lambda error: loop.call_soon_threadsafe(self.die, error))
@@ -116,6 +129,8 @@ class EngineCore:
 
     async def start(self, *, http_host: str = "127.0.0.1", http_port: int = 0) -> None:
         await asyncio.to_thread(self._start_spark)
+        self.executors = Executors(self)
+        shared = await self.executors.first()
         self._sweep()
         self.writes = Writes(self)
         self.queries = Queries(self)
@@ -135,24 +150,42 @@ class EngineCore:
         self.main = Lane(
             MAIN_LANE, self, self.clock, self.parameters.of_lanes, self.rng, paused=self.meta.setting("paused") == "1"
         )
+        if shared:
+            await self._begin()
+        await self._serve(http_host, http_port)
+        if shared:
+            self._resume()
+        else:
+            self.background(self._begin_late())
+        self.background(self.executors.watch())
+        self.background(self._watch_spark())
+
+    async def _begin(self) -> None:
+        """Sources, tables and views go on from their committed state."""
         await self.capture.start()
         self._lane_task = self.main.start()
         self._watch(self._lane_task)
         await self.main.started.wait()
-        await self._serve(http_host, http_port)
+        self.begun.set()
+
+    def _resume(self) -> None:
         self.creating.resume()
         self.delivery.start()
         self.followed.resume()
         self.background(self.maintenance.run())
-        self.background(self._watch_spark())
+
+    async def _begin_late(self) -> None:
+        """Spark had no executor yet. Until one is known to share the data directory nothing is made, nor resumed."""
+        await self.executors.arrived()
+        await self._begin()
+        self._resume()
 
     def _start_spark(self) -> None:
         from headwater.spark.jobs import JobRunner
         from headwater.spark.session import make_session
 
-        self.spark = make_session(self.master)
-        self.jobs = JobRunner(self.spark, self.counters.spark_job)
-        self.slots = max(1, self.spark.sparkContext.defaultParallelism)
+        self.spark = make_session(self.master, self.spark_conf)
+        self.jobs = JobRunner(self.spark, self.counters.spark_job, self._spark_failed)
 
     def _sweep(self) -> None:
         """Remove what an earlier engine staged and did not commit (I8)."""
@@ -185,6 +218,8 @@ class EngineCore:
                 task.cancel()
         if lane is not None:
             await self.main.stop(timeout_s=LAST_CHECKPOINT_S - (time.monotonic() - began))
+        if hasattr(self, "executors"):
+            await _within(STEP_S, self.executors.stop())
         if hasattr(self, "jobs"):
             self.jobs.cancel("")
         ends = [self.capture.stop()] if hasattr(self, "capture") else []
@@ -226,6 +261,23 @@ class EngineCore:
             error = TransientError("ENGINE_FAILED", f"the engine failed: {type(error).__name__}", hint="start it again")
         if not self.fatal.done():
             self.fatal.set_result(error)
+
+    @property
+    def slots(self) -> int:
+        """How many tasks Spark runs at once, now."""
+        return self.executors.slots
+
+    def slots_changed(self) -> None:
+        if hasattr(self, "capture"):
+            self.capture.reads.slots.resize(self.slots)
+
+    def _spark_failed(self, error: BaseException) -> None:
+        """In any thread. A host without our data directory is nothing that passes, and nothing to go on beside."""
+        from headwater.spark.query import translate
+
+        found = error if isinstance(error, HeadwaterError) else translate(error)
+        if found.code == NOT_SHARED:
+            self._loop.call_soon_threadsafe(self.die, found)
 
     async def _watch_spark(self) -> None:
         while self.jobs.alive():
@@ -336,6 +388,8 @@ class EngineCore:
                 self.progress_of(job_id).changed(time.monotonic(), rows)
 
     def record_error(self, job_id: int | None, name: str, error: HeadwaterError, *, retrying: bool) -> None:
+        if error.code == NOT_SHARED:
+            self.die(error)
         self.counters.error(error.code)
         self.errors.record(job_id, name, error, retrying=retrying)
 

@@ -11,25 +11,25 @@ from typing import Any
 
 from headwater.model.schema import Schema
 from headwater.runtime.catalogue import Catalogue
-from headwater.runtime.commands import Commands
+from headwater.runtime.commands import READS, Commands
 from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.queries import Queries, Result
 from headwater.runtime.registry import Registry
 from headwater.runtime.sink_log import stored_row
-from headwater.sql import statements as s
 from headwater.storage.files import DataDir
-from headwater.storage.location import existing_meta_store
+from headwater.storage.location import data_directory, existing_meta_store
 from headwater.storage.meta import MetaStore
 
-READING = (s.Query, s.Show, s.Describe, s.Explain, s.SetVariable)
+READING = READS
 
 
 class ReadOnlyEngine:
     """Looks enough like an EngineCore for queries, the catalogue and SHOW; everything that moves is missing."""
 
     def __init__(self, data_dir: Path) -> None:
+        data_dir = data_directory(data_dir)
         self.meta = MetaStore(existing_meta_store(data_dir))
-        self.data_dir = DataDir(str(data_dir.absolute()))
+        self.data_dir = DataDir(str(data_dir))
         self.errors = ErrorLog(self.meta)
         self.registry = Registry(self.meta.job_rows())
         self.paused = self.meta.setting("paused") == "1"

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from engine_process import EngineProcess, headwater, running, wait_until
+from spark_port import is_served, listening
 
 pytestmark = pytest.mark.spark
 PIPELINE = """
@@ -193,3 +194,9 @@ def test_a_file_applied_again_creates_only_what_is_new_and_a_changed_definition_
     assert done.returncode == 2
     assert done.stdout.split()[2:] == ["1", "2", "3", "(3", "rows)"]
     assert "error: [DEFINITION_DIFFERS] table notes" in done.stderr
+
+
+def test_somebody_without_the_secret_is_served_at_no_port_of_spark(engine: EngineProcess) -> None:
+    ports = {port for pid in engine.java for port in listening(pid)}
+    assert len(ports) >= 3  # the driver, its blocks, and the way from Python
+    assert not any(map(is_served, ports))

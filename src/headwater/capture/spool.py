@@ -17,6 +17,7 @@ that a reader relies on: an index record that survives a crash has its data and 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import threading
@@ -29,7 +30,7 @@ import numpy as np
 
 from headwater.capture import spool_format as fmt
 from headwater.capture.spool_format import IndexArray, RelationRecord, SpoolRange
-from headwater.errors import DefiniteError, TransientError
+from headwater.errors import DefiniteError, HeadwaterError, TransientError
 from headwater.storage.private import FILE, make_directory
 
 __all__ = ["IndexArray", "RelationRecord", "SpoolRange", "SpoolReader", "SpoolWriter"]
@@ -64,7 +65,7 @@ class SpoolWriter:
         self.bytes_written = 0
         try:
             self._open_files()
-        except DefiniteError:
+        except HeadwaterError:
             os.close(self._lock)
             raise
 
@@ -73,6 +74,8 @@ class SpoolWriter:
     def _open_files(self) -> None:
         numbers = fmt.file_numbers(self.directory)
         self._file = numbers[-1] if numbers else FIRST_FILE
+        if numbers:
+            require_all(numbers)
         for orphan in set(fmt.file_numbers(self.directory, "spool")) - set(numbers):
             fmt.data_path(self.directory, orphan).unlink()
         self._open_pair()
@@ -378,6 +381,8 @@ class SpoolReader:
     def _parts(self, after_lsn: int, upto_lsn: int) -> Iterator[IndexArray]:
         """The same file by file; none is empty."""
         numbers = fmt.file_numbers(self.directory) if self.directory.exists() else []
+        if after_lsn < upto_lsn:
+            require_all(numbers)
         for number in numbers:
             closed = number != numbers[-1]
             if closed and not self._extent(number).meets(after_lsn, upto_lsn):
@@ -466,7 +471,7 @@ class SpoolReader:
                 file.seek(range_.start)
                 data = file.read(range_.size)
         except FileNotFoundError:
-            data = b""
+            raise missing(range_.file) from None
         if len(data) != range_.size:
             raise DefiniteError("SPOOL_DAMAGED", f"spool file {range_.file} does not hold bytes that its index names")
         index = fmt.read_index(fmt.index_path(self.directory, range_.file))
@@ -526,6 +531,24 @@ class SpoolReader:
 def corrupt(what: str) -> DefiniteError:
     return DefiniteError(
         "SPOOL_CORRUPT", f"the spool cannot be read: {what}", hint="its tables are copied anew; look at the disk"
+    )
+
+
+def require_all(numbers: list[int]) -> None:
+    """Files are numbered one by one, and leave from the first one on."""
+    if not numbers:
+        raise missing(0)
+    for before, after in itertools.pairwise(numbers):
+        if after != before + 1:
+            raise missing(before + 1)
+
+
+def missing(number: int) -> TransientError:
+    """What is not there may come back (a disk that is not mounted): it is no reason to give the stream up."""
+    return TransientError(
+        "SPOOL_MISSING",
+        f"spool file {number} is not there" if number else "the spool is not there",
+        hint="put it back (is the disk mounted?); if it is lost for good, DROP SOURCE … CASCADE and create it again",
     )
 
 

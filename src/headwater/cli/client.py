@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import httpx
 
+from headwater.cli.options import spark_settings
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.server.endpoint import Endpoint, read_endpoint
 from headwater.storage.location import require_meta_store
@@ -105,7 +106,9 @@ def only_reads(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def session(data_dir: Path, *, text: str = "", make: bool = False) -> Iterator[Session]:
+def session(
+    data_dir: Path, *, text: str = "", make: bool = False, spark_conf: list[str] | None = None
+) -> Iterator[Session]:
     """The running engine of a data directory; without one, its committed state for reading, or an engine of our own.
 
     `make`: a data directory that is not there is made for what changes something; else it is a mistake to name one.
@@ -125,5 +128,5 @@ def session(data_dir: Path, *, text: str = "", make: bool = False) -> Iterator[S
         return
     from headwater.api import Engine
 
-    with Engine(data_dir) as engine:
+    with Engine(data_dir, spark_conf=spark_settings(spark_conf)) as engine:
         yield LocalSession(engine)

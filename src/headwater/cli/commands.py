@@ -20,7 +20,7 @@ from headwater import __version__
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.input import read_text
 from headwater.cli.live import Reporter, error_line, status_table
-from headwater.cli.options import DEFAULT_DIR, DataDir
+from headwater.cli.options import DEFAULT_DIR, DataDir, SparkConf, spark_settings
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
 from headwater.cli.visible import PlainFormatter
@@ -28,6 +28,7 @@ from headwater.config import parse_parameter, suggestion
 from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
 from headwater.server.endpoint import parse_address
+from headwater.storage.location import data_directory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -100,7 +101,13 @@ def demo(
     rows: Annotated[int, typer.Option("--rows", help="orders in the shop at the start")] = 300_000,
     seconds: Annotated[int, typer.Option("--seconds", help="how long the load runs after the backfill")] = 15,
     data_dir: Annotated[
-        Path | None, typer.Option("--data-dir", help="keep the engine's data here; else it is gone at the end")
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            help="keep the engine's data here; else it is gone at the end",
+            parser=data_directory,
+            metavar="PATH",
+        ),
     ] = None,
 ) -> None:
     """A real Postgres under load, a backfill, a view, a sink, a crash, and a comparison. Exit code 0: all is equal.
@@ -130,6 +137,7 @@ def run(
     meta: Annotated[
         str | None, typer.Option("--meta-store", envvar="HEADWATER_META_STORE", help="URL of a shared meta store")
     ] = None,
+    spark_conf: SparkConf = None,
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="end when nothing is left to do")] = False,
 ) -> None:
     """Run an engine: apply a file, show progress, go on until ctrl-C.
@@ -144,7 +152,8 @@ def run(
     parse_address(http)
     from headwater.api import Engine
 
-    engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http)
+    conf = spark_settings(spark_conf)
+    engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http, spark_conf=conf)
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
@@ -153,6 +162,9 @@ def run(
                 logging.getLogger("headwater").info("headwater runs on %s, %s", data_dir, engine.core.endpoint.url)
             else:
                 sys.stderr.write(f"headwater runs on {data_dir}; page: {engine.core.endpoint.page}\n")
+                sys.stderr.flush()
+            if waiting := engine.core.executors.waiting_for:
+                sys.stderr.write(f"waiting: {waiting}\n")
                 sys.stderr.flush()
             apply_file(engine, text)
             caught_up = _watch(engine, stopping, until_caught_up)
@@ -253,6 +265,7 @@ def sql(
     command: Annotated[str | None, typer.Option("-c", "--command", help="statements to run")] = None,
     form: Form = "table",
     data_dir: DataDir = DEFAULT_DIR,
+    spark_conf: SparkConf = None,
 ) -> None:
     """Run statements on the engine of a data directory, or on one that lives for this command.
 
@@ -266,7 +279,7 @@ def sql(
         raise UsageError("OPTION_VALUE", "give a file or -c, not both")
     if command is None:
         command = read_text(None if file is None or str(file) == "-" else file)
-    with session(data_dir, text=command, make=True) as engine:
+    with session(data_dir, text=command, make=True, spark_conf=spark_conf) as engine:
         run_statements(engine, command, form)
 
 

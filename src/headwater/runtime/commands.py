@@ -25,6 +25,7 @@ from headwater.storage.checkpoint import NO_STATES, Contribution, JobRow, States
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
+READS: Final = (s.Query, s.Show, s.Describe, s.Explain, s.SetVariable)  # these change nothing
 WAIT_POLL_S: Final = 0.01  # a look takes microseconds
 JOB_PROPERTIES: Final = {
     "table": ("BACKFILL_RATE_LIMIT", "PARALLELISM", "BACKFILL_PARALLELISM"),
@@ -105,6 +106,8 @@ class Commands:
         return await self.core.jobs.run("query", "query", lambda: self.core.queries.frame(statement.query, epoch))
 
     async def run(self, statement: s.Statement, states: States = NO_STATES) -> Result | None:
+        if not isinstance(statement, READS):
+            await self.core.begun.wait()
         if (change := self._changes.get(type(statement))) is not None:
             await change(statement, states)
             return None

@@ -44,6 +44,18 @@ class ReadSlots:
         self._free = self.total
         self._waiting = 0
         self._changed = asyncio.Condition()
+        self._waking: asyncio.Future[None] | None = None
+
+    def resize(self, slots: int) -> None:
+        """Spark has so many now. Reads that are under way keep theirs: of fewer there may be less than none free."""
+        total = max(1, slots - 1)
+        self._free += total - self.total
+        self.total = total
+        self._waking = asyncio.ensure_future(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     @property
     def wanted(self) -> bool:
@@ -62,18 +74,19 @@ class ReadSlots:
 
     @asynccontextmanager
     async def take(self, count: int) -> AsyncIterator[None]:
-        count = min(count, self.total)
+        taken = 0
         self._waiting += 1
         try:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._free >= count)
-                self._free -= count
+                await self._changed.wait_for(lambda: self._free >= min(count, self.total))
+                taken = min(count, self.total)
+                self._free -= taken
         finally:
             self._waiting -= 1
         try:
             yield
         finally:
-            self._free += count
+            self._free += taken
             async with self._changed:
                 self._changed.notify_all()
 

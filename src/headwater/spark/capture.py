@@ -105,6 +105,7 @@ class DecodeTables:
         return self.tables[0].table_id
 
     def run(self) -> Iterator[dict[str, Any]]:
+        self.data_dir.require_mark()  # before a spool that this host does not have is taken for one that is not there
         try:
             pieces = self._pieces(self.ranges)
         except DefiniteError as error:

@@ -24,9 +24,16 @@ OUT_OF_MEMORY: Final = 52  # the exit code that Spark gives to a JVM which it en
 class JobRunner:
     """Runs functions that use the session; `count(stage, jobs)` is told how many Spark jobs each one was."""
 
-    def __init__(self, spark: SparkSession, count: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        count: Callable[[str, int], None],
+        failed: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        """`failed`: told of each error, in whichever thread it was met."""
         self.spark = spark
         self._count = count
+        self._failed = failed
         self._ids = itertools.count(1)
         self._threads = {name: ThreadPoolExecutor(size, thread_name_prefix=name) for name, size in POOLS.items()}
         self._running: set[str] = set()
@@ -49,6 +56,9 @@ class JobRunner:
         self._running.add(group)
         try:
             return work()
+        except Exception as error:
+            self._failed(error)
+            raise
         finally:
             self._running.discard(group)
             self._count(stage, self._jobs_of(group))
@@ -72,6 +82,23 @@ class JobRunner:
         for group in list(self._running):
             if context is not None and group.startswith(f"headwater-{prefix}"):
                 context.cancelJobGroup(group)
+
+    def slots(self) -> int:
+        """How many tasks run at once: on a cluster the cores of the executors that there are, and 2 while there are
+        none or one."""
+        context = self._context()
+        return max(1, context.defaultParallelism) if context is not None else 2
+
+    def executors(self) -> frozenset[str]:
+        """The driver and the executors that there are, by the addresses of their blocks.
+
+        Spark has no public way to learn of them from Python: its status tracker does not list them, and of none, one or
+        two cores `defaultParallelism` says 2. So this one question goes to the JVM's own context.
+        """
+        context = self._context()
+        if context is None:
+            return frozenset()
+        return frozenset(str(context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ")).split())
 
     def alive(self) -> bool:
         """Whether the driver's JVM still answers."""

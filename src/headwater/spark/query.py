@@ -28,6 +28,7 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError, Usag
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, Column, Schema, quoted
 from headwater.model.types import arrow_type
 from headwater.spark.segment import dense_number
+from headwater.storage.shared import NOT_SHARED
 
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*(.*)")
 
@@ -51,8 +52,12 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
     condition = match[1] if match else type(error).__name__
     if "No space left on device" in text or "No space left on device" in str(error.__cause__):
         return disk_full()
-    if condition == "PATH_NOT_FOUND" or (condition.startswith("FAILED_READ_FILE") and "FileNotFound" not in text):
-        return _damaged(text)
+    if (ours := _OURS.search(text)) and ours[2] == NOT_SHARED:
+        return TransientError(NOT_SHARED, ours[3], hint="mount the same directory at the same path on all hosts")
+    if condition == "PATH_NOT_FOUND":
+        return _missing(text)
+    if condition.startswith("FAILED_READ_FILE"):
+        return _gone() if "FileNotFound" in text else _damaged(text)
     if isinstance(error, ParseException):
         return UsageError("SQL_SYNTAX", "the query cannot be read", detail=condition)
     if isinstance(error, AnalysisException):
@@ -62,13 +67,15 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
             line for line in text.splitlines() if re.match(r"^[\w.]+(Error|Exception|Interrupt|Exit)\b", line.strip())
         ]
         kind = last[-1].strip().split(":")[0] if last else condition
+        if kind == "FileNotFoundError" and _SEGMENT.search(last[-1]):
+            return _missing(last[-1])
         return DefiniteError(code, f"a Python function raised {kind}", detail=condition)
     if condition == "USER_RAISED_EXCEPTION" and (null := _NULL.search(text)):
         return UsageError("NOT_NULL", null[0])
     if isinstance(error, PySparkException) and match and "INTERNAL" not in condition:
         return DefiniteError(code, _RUNTIME.get(condition, "the query failed while it ran"), detail=condition)
     if "FileNotFoundException" in text or "does not exist" in text:
-        return TransientError("SEGMENT_GONE", "a file that the query needs is gone", hint="run it again")
+        return _gone()
     if isinstance(error, Py4JNetworkError | ConnectionRefusedError):
         return TransientError(
             "SPARK_LOST", "Spark's driver process has ended while it ran this", hint="see how the engine ended"
@@ -80,12 +87,29 @@ def _damaged(text: str) -> DefiniteError:
     found = _SEGMENT.search(text)
     return DefiniteError(
         "SEGMENT_DAMAGED",
-        "a file of the data directory is missing or cannot be read",
+        "a file of the data directory cannot be read",
         detail=found[0] if found else "",
         hint="put it back from a backup, then RECOVER; a captured table can be copied anew: headwater resync TABLE",
     )
 
 
+def _missing(text: str) -> DefiniteError:
+    found = _SEGMENT.search(text)
+    return DefiniteError(
+        "SEGMENT_MISSING",
+        "a file of the data directory is not there",
+        detail=found[0] if found else "",
+        hint="is the disk mounted? else put it back from a backup, then RECOVER; a captured table can be copied anew: "
+        "headwater resync TABLE",
+    )
+
+
+def _gone() -> TransientError:
+    return TransientError("SEGMENT_GONE", "a file that the query needs is gone", hint="run it again")
+
+
+# An error of ours, as Spark shows one that was raised in a worker.
+_OURS: Final = re.compile(r"headwater\.errors\.(\w+): \[([A-Z_]+)\] ([^\n]*)")
 _SEGMENT: Final = re.compile(r"tables/[\w./-]+\.parquet")
 _RUNTIME: Final[dict[str, str]] = {
     "DIVIDE_BY_ZERO": "division by zero",

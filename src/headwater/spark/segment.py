@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
 from headwater.errors import UsageError
@@ -18,6 +18,7 @@ from headwater.model.vnode import FLOAT_LIMIT, KEY_SEPARATOR
 from headwater.spark.row_writer import RowWriter, writable, write_rows
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import DataDir, segment_folder
+from headwater.storage.shared import not_shared
 
 
 def canonical(column: Column, kind: str) -> Column:
@@ -118,8 +119,15 @@ def segment_query(query: str, schema: Schema, *, vnode_count: int, seq_base: int
 def write_sorted(
     rows: DataFrame, data_dir: DataDir, table_id: int, *, kind: str, is_change: bool = True
 ) -> list[NewSegment]:
-    """Write rows that are as a segment has them: one Spark job."""
+    """Write rows that are as a segment has them: one Spark job.
+
+    The files are written by Spark's JVMs, which know nothing of our mark in the data directory (`storage/shared.py`):
+    on a cluster the rows are counted as they are written, and all must be in the files that we see.
+    """
     folder = segment_folder(table_id)
+    counted = None if rows.sparkSession.sparkContext.master.startswith("local") else Observation()
+    if counted is not None:
+        rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
     try:
         data_dir.make(folder)
         rows.write.mode("append").parquet(data_dir.url(folder))
@@ -127,7 +135,10 @@ def write_sorted(
         with contextlib.suppress(OSError):
             data_dir.delete([folder])  # some tasks may have finished before another failed
         raise
-    return written_segments(data_dir, folder, table_id, kind, is_change)
+    found = written_segments(data_dir, folder, table_id, kind, is_change)
+    if counted is not None and sum(s.rows for s in found) != counted.get["rows"]:
+        raise not_shared("of an executor", data_dir.root, "files that it wrote do not arrive at the engine")
+    return found
 
 
 def written_segments(data_dir: DataDir, folder: str, table_id: int, kind: str, is_change: bool) -> list[NewSegment]:

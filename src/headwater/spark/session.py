@@ -17,10 +17,11 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from headwater.errors import DefiniteError
+from headwater.errors import DefiniteError, UsageError
 from headwater.limits import require_open_files
 from headwater.spark.archive import java_options
 from headwater.spark.java import find_java
+from headwater.spark.security import secret_for_spark, security_settings
 from headwater.storage.private import UMASK, WORKERS_UMASK, current_umask
 
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
@@ -96,12 +97,16 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
     settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
     if master.startswith("local"):
         settings["spark.sql.shuffle.partitions"] = str(max(2, os.cpu_count() or 2))
+    settings.update(security_settings(master))
     settings.update(extra or {})
     for name, value in settings.items():
         builder = builder.config(name, value)
     try:
-        _start_jvm(master, settings)
-        session: SparkSession = builder.getOrCreate()
+        with secret_for_spark(master):
+            _start_jvm(master, settings)
+            session: SparkSession = builder.getOrCreate()
+    except UsageError:
+        raise
     except Exception as error:
         raise DefiniteError(
             "SPARK_START",

@@ -21,7 +21,6 @@ import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -36,7 +35,7 @@ from headwater.spark.source_rows import CHANGE_COLUMNS, File, Slice
 from headwater.storage import tables as t
 from headwater.storage.checkpoint import JobRow, Segment
 from headwater.storage.files import DataDir
-from headwater.storage.location import existing_meta_store
+from headwater.storage.location import data_directory, existing_meta_store
 from headwater.storage.meta import MetaStore
 
 # As much as a task decodes in a few seconds; a table of less is one task.
@@ -267,9 +266,10 @@ def _opened(options: Mapping[str, str]) -> Iterator[OpenTable]:
     path, name = options.get("path"), options.get("table")
     if not path or not name:
         raise UsageError("OPTION_MISSING", "the format headwater needs the options path and table")
+    directory = data_directory(path)
     url = options.get("metastore")
     if url is None:
-        url = existing_meta_store(Path(path.removeprefix("file://")).absolute())
+        url = existing_meta_store(directory)
         if url.startswith("sqlite:///"):
             url = f"sqlite:///file:{url.removeprefix('sqlite:///')}?mode=ro&uri=true"
     meta = ReadOnlyMeta(resolve_secret(url))
@@ -277,7 +277,7 @@ def _opened(options: Mapping[str, str]) -> Iterator[OpenTable]:
         job = Registry(meta.job_rows()).find(name, "table", "view")
         if job.kind == "view" and job.state == "creating":
             raise UsageError("VIEW_CREATING", f"view {job.name} is still being created", hint="wait until it is live")
-        yield OpenTable(meta, DataDir(path), job, schema_of(job))
+        yield OpenTable(meta, DataDir(str(directory)), job, schema_of(job))
     finally:
         meta.close()
 

@@ -2,7 +2,8 @@
 
 A `Task` is a picklable value with `run()`; what it yields (JSON-ready dicts) comes back to the driver. A task may run
 more than once (retry, speculation), so it writes only to fresh names, and only what came back counts. A definite error
-inside a task comes back as a result with `error`, so that it stops one table and not the job.
+inside a task comes back as a result with `error`, so that it stops one table and not the job; a transient one is raised
+where the job was begun, as what it is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headwater.errors import DefiniteError
+from headwater.errors import DefiniteError, TransientError
 
 
 class Task(Protocol):
@@ -35,14 +36,25 @@ def run_tasks(spark: SparkSession, groups: Sequence[Sequence[Task]]) -> list[dic
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                results = [json.dumps(r) for task in groups[index] for r in run_guarded(task)]
+                results = [json.dumps(r) for task in groups[index] for r in run_to_the_end(task)]
                 yield pa.RecordBatch.from_pydict(
                     {"part": pa.array([index] * len(results), pa.int64()), "result": pa.array(results, pa.string())}
                 )
 
     frame = spark.range(0, len(groups), numPartitions=len(groups)).mapInArrow(work, "part bigint, result string")
     rows = sorted(frame.collect(), key=lambda r: r.part)
-    return [json.loads(r.result) for r in rows]
+    results = [json.loads(r.result) for r in rows]
+    for failed in (r["failed"] for r in results if "failed" in r):
+        raise TransientError(failed["code"], failed["message"], detail=failed["detail"], hint=failed["hint"])
+    return results
+
+
+def run_to_the_end(task: Task) -> Iterator[dict[str, Any]]:
+    """The same, and a transient error as a result too: one that is raised reaches the driver as a text of Spark's."""
+    try:
+        yield from run_guarded(task)
+    except TransientError as error:
+        yield {"subject": task.subject, "failed": error.as_dict()}
 
 
 def run_guarded(task: Task) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,10 @@
-"""The data directory: a local path by default, or any URL that both Spark and `pyarrow.fs` reach.
+"""The data directory: an absolute path that the engine and every worker of Spark see (`location.py` refuses others).
 
     meta.db          the embedded meta store         endpoint.json   where a running engine listens (0600)
     engine.lock      held by the running engine      spool/<source>  raw change streams
     tables/<id>/     segments                        staging/        rows on their way into an epoch
     meta-store.url   where the meta store is instead of meta.db
+    shared/          by which workers know that they see the engine's own directory (`shared.py`)
     cache/           of segments that are looked into often; can be deleted at any time
 
 Paths in the meta store are relative to it, so that a copied directory is a working one.
@@ -11,6 +12,7 @@ Paths in the meta store are relative to it, so that a copied directory is a work
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -21,14 +23,19 @@ from typing import Any, Final
 
 import pyarrow.fs as pafs
 
-from headwater.storage.private import FILE, make_directory, new_file
+from headwater.storage.private import DIRECTORY, FILE, new_file
+from headwater.storage.shared import require_mark
 
 
 @dataclass(frozen=True, slots=True)
 class DataDir:
-    """A data directory by its path or URL; picklable, so that tasks can use it."""
+    """A data directory by its path; picklable, so that tasks can use it.
+
+    `mark`: what the engine that owns it has put there. Whoever has a marked one makes and reads nothing elsewhere.
+    """
 
     root: str
+    mark: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -46,18 +53,34 @@ class DataDir:
         return pafs.LocalFileSystem(), self.root
 
     def path(self, relative: str) -> tuple[pafs.FileSystem, str]:
+        self.require_mark()
         fs, root = self.filesystem()
         return fs, f"{root.rstrip('/')}/{relative}"
 
+    def require_mark(self) -> None:
+        """TransientError DATA_DIRECTORY_NOT_SHARED where this process does not see the engine's own directory."""
+        if self.mark:
+            require_mark(self.root, self.mark)
+
     def make(self, relative: str) -> None:
+        """A folder and those above it, never the data directory itself: where that is missing, something is amiss."""
         fs, path = self.path(relative)
-        if isinstance(fs, pafs.LocalFileSystem):
-            make_directory(path)
-        else:
+        if not isinstance(fs, pafs.LocalFileSystem):
             fs.create_dir(path, recursive=True)
+        elif not os.path.isdir(path):
+            parts = relative.split("/")
+            for i in range(len(parts)):
+                with contextlib.suppress(FileExistsError):  # another task makes it just now
+                    os.mkdir(self.path("/".join(parts[: i + 1]))[1], DIRECTORY)
+
+    def make_parent(self, relative: str) -> None:
+        """The folder of a file."""
+        if folder := relative.rpartition("/")[0]:
+            self.make(folder)
 
     def create(self, relative: str) -> Any:
         """An output stream to a new file; its folder is made if need be."""
+        self.make_parent(relative)
         return new_file(*self.path(relative))
 
     def close_to_others(self, relative: str) -> None:

@@ -6,8 +6,11 @@ later command on the data directory finds the same meta store. The password is r
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from headwater.config import resolve_secret
 from headwater.errors import UsageError
@@ -18,6 +21,23 @@ if TYPE_CHECKING:
 
 EMBEDDED: Final = "meta.db"
 URL_FILE: Final = "meta-store.url"
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def data_directory(given: str | os.PathLike[str]) -> Path:
+    """The absolute path of a data directory, as a user gave it; UsageError for a URL that is none of this machine's."""
+    text = os.fspath(given)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(text).absolute()
+    rest = text[scheme.end() :]
+    if scheme[1].lower() == "file" and rest.startswith("/"):
+        return Path(unquote(rest)).absolute()
+    raise UsageError(
+        "DATA_DIRECTORY_UNSUPPORTED",
+        f"{scheme[0]}… cannot be the data directory in this version",
+        hint="give a path, or file:///path; hosts of a cluster share one by mounting it (NFS, CephFS, EFS …)",
+    )
 
 
 def has_meta_store(data_dir: Path) -> bool:

@@ -30,7 +30,6 @@ from headwater.model.vnode import vnodes
 from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir, segment_path
 from headwater.storage.packing import is_small, packing, unpacked
-from headwater.storage.private import new_file
 
 ROW_GROUP_ROWS: Final = 65_536  # small enough that a key's row group is a cheap read, large enough for columns to pack
 # Of wide rows fewer: whoever reads has a row group of a column in memory, and Spark's JVM has little of it.
@@ -74,9 +73,9 @@ def write_segment(
     if not packed and not is_small(rows.schema, memory):  # from a small one the next would learn nothing
         packed.update(packing(rows, schema.key))
     path = path or segment_path(table_id)
-    fs, target = data_dir.path(path)
-    with new_file(fs, target) as out:
+    with data_dir.create(path) as out:
         _write_rows(rows, memory, out, packed or unpacked(rows.schema, schema.key))
+    fs, target = data_dir.path(path)
     size = fs.get_file_info(target).size
     return NewSegment(table_id, path, kind, rows.num_rows, size, is_change)
 

@@ -399,3 +399,31 @@ def test_first_of_a_long_backlog_costs_no_look_at_the_rest(tmp_path: Path) -> No
     assert len(reader._closed) <= 3
     assert reader.bytes_between(10, 1 << 40) == 50 * (fmt.FRAME.size + 60)
     assert len(reader._closed) <= 3
+
+
+def test_a_file_that_is_not_there_is_another_error_than_a_damaged_one(tmp_path: Path, writer: SpoolWriter) -> None:
+    _transaction(writer, 1, 20, b"one")
+    writer.sync()
+    reader = SpoolReader(tmp_path)
+    (range_,) = reader.ranges(0, 20, 100)
+    (tmp_path / "000000000001.spool").unlink()
+    with pytest.raises(TransientError, match="SPOOL_MISSING"):
+        reader.read(range_)
+
+
+@pytest.mark.parametrize("gone", ["one in the middle", "all"])
+def test_transactions_of_a_spool_that_is_not_there_are_never_passed_over(tmp_path: Path, gone: str) -> None:
+    writer = SpoolWriter(tmp_path, target_bytes=1)
+    writer.initialise(0)
+    for i in range(1, 4):
+        _transaction(writer, i, i * 10, b"x" * 10)
+    writer.sync()
+    writer.close()
+    for path in tmp_path.glob("*" if gone == "all" else "000000000002.*"):
+        path.unlink()
+    with pytest.raises(TransientError, match="SPOOL_MISSING"):
+        SpoolReader(tmp_path).transactions(0, 30)
+    if gone != "all":
+        with pytest.raises(TransientError, match="SPOOL_MISSING"):
+            SpoolWriter(tmp_path)
+        assert (tmp_path / "000000000003.spool").exists()

@@ -211,3 +211,28 @@ def test_a_reader_ends_with_its_job_if_it_is_told_to_or_another_failed_or_somebo
         assert len(world.jobs) == 2 and await asyncio.wait_for(waiting, 1) is None
 
     asyncio.run(story())
+
+
+async def _resized() -> None:
+    slots = ReadSlots(3)
+    async with slots.take(2):
+        waiting = asyncio.ensure_future(_taken(slots, 2))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        slots.resize(5)  # two executors more
+        assert await asyncio.wait_for(waiting, 5) == 4
+        slots.resize(2)  # and they are gone, with what ran there still to be given back
+        assert slots.total == 1
+        assert slots.at_once(9) == 1
+    async with slots.take(9):
+        assert not slots.spare
+    assert slots._free == slots.total == 1
+
+
+async def _taken(slots: ReadSlots, count: int) -> int:
+    async with slots.take(count):
+        return slots.total
+
+
+def test_reads_follow_the_slots_that_come_and_go() -> None:
+    asyncio.run(_resized())

@@ -31,7 +31,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
-from headwater.capture.spool import TARGET_FILE_BYTES, SpoolWriter
+from headwater.capture.spool import TARGET_FILE_BYTES, SpoolWriter, missing
 from headwater.connectors.postgres import backlog, replication
 from headwater.connectors.postgres.client import main_line, parse_lsn, reader_name
 from headwater.connectors.postgres.history import History
@@ -265,6 +265,8 @@ class Reader:
         """Check that this server and slot continue what we have; gives where the slot stands, and `bulk_end`."""
         now = replication.identify(conn)
         self._server_lsn = now["flushed"]
+        if self._writer.durable_lsn is None and self._config.acknowledged > (self._config.start_lsn or 0):
+            raise missing(0)  # the server has forgotten what was in it, on our word
         have = self._writer.durable_lsn if self._writer.durable_lsn is not None else self._config.start_lsn
         replication.check_identity(conn, self._writer.identity(), now, have)
         replication.check_transactions(conn, self._writer.last_xid)
