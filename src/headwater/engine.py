@@ -63,9 +63,10 @@ from headwater.server.endpoint import (
 )
 from headwater.server.metrics import Metrics
 from headwater.storage.checkpoint import Contribution
-from headwater.storage.files import CACHE, DataDir
+from headwater.storage.files import DataDir
 from headwater.storage.location import claim_meta_store
 from headwater.storage.meta import MAIN_LANE, MetaStore
+from headwater.storage.sweep import AT_A_TIME, AT_ONCE, Sweep
 
 log = logging.getLogger("headwater")
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class EngineCore:
 
     async def start(self, *, http_host: str = "127.0.0.1", http_port: int = 0) -> None:
         await asyncio.to_thread(self._start_spark)
-        self._sweep()
+        sweep = await asyncio.to_thread(self._sweep)
         self.writes = Writes(self)
         self.queries = Queries(self)
         self.catalogue = Catalogue(self)
@@ -139,6 +140,7 @@ class EngineCore:
         self.delivery.start()
         self.followed.resume()
         self.background(self.maintenance.run())
+        self.background(_finish_sweep(sweep))
         self.background(self._watch_spark())
 
     def _start_spark(self) -> None:
@@ -149,13 +151,12 @@ class EngineCore:
         self.jobs = JobRunner(self.spark, self.counters.spark_job)
         self.slots = max(1, self.spark.sparkContext.defaultParallelism)
 
-    def _sweep(self) -> None:
-        """Remove what an earlier engine staged and did not commit (I8)."""
+    def _sweep(self) -> Sweep:
+        """Remove what an earlier engine staged and did not commit (I8); gives what is left of it to remove."""
         known = self.meta.segment_paths() | {s.staged_path for s in self.meta.split_rows() if s.staged_path}
-        kept = {str(r["path"]) for r in self.meta.dead_letter_rows()}
-        stale = [path for path, _ in self.data_dir.list("tables") if path not in known and path not in kept]
-        stale += [path for path, _ in self.data_dir.list("staging")]
-        self.data_dir.delete([*stale, CACHE])
+        sweep = Sweep(self.data_dir, known, {job.id for job in self.meta.job_rows(dropped=True)})
+        sweep.some(AT_ONCE)
+        return sweep
 
     async def _serve(self, host: str, port: int) -> None:
         from headwater.server.http import make_app, serve
@@ -409,6 +410,12 @@ class EngineCore:
 
     def healthy(self) -> bool:
         return not self.fatal.done() and self.jobs.alive()
+
+
+async def _finish_sweep(sweep: Sweep) -> None:
+    """A part at a time: an engine that stops does not wait for the rest."""
+    while await asyncio.to_thread(sweep.some, AT_A_TIME):
+        pass
 
 
 async def _within(limit_s: float, work: Any) -> None:

@@ -41,6 +41,7 @@ from headwater.runtime.copying import Copying, SharedSnapshot
 from headwater.runtime.shape import TableShape, evolved
 from headwater.runtime.splits import CapturedState, Prepared, SplitInfo, bounds_of, in_order, split_of
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment, SplitRow
+from headwater.storage.files import control_file
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -219,7 +220,7 @@ class TableBackfill(CapturedJob):
 
     @property
     def _control(self) -> str:
-        return f"control/{self.table_id}.json"
+        return control_file(self.table_id)
 
     def _write_control(self) -> None:
         fs, path = self.core.data_dir.path(self._control)

@@ -17,7 +17,7 @@ from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.epoch import Epoch
 from headwater.runtime.tables import AnySegment, Swap, TableState
 from headwater.storage.checkpoint import NewSegment, Segment
-from headwater.storage.files import segment_folder
+from headwater.storage.files import segment_folder, table_folder
 from headwater.storage.segments import without_vnode
 
 if TYPE_CHECKING:
@@ -61,7 +61,17 @@ class Maintenance:
         horizon = await asyncio.to_thread(self.horizon)
         if horizon:
             paths = await asyncio.to_thread(self.core.meta.expire, horizon)
-            await asyncio.to_thread(self.core.data_dir.delete, paths)
+            if paths:
+                await asyncio.to_thread(self._delete, paths)
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        """Files of the data directory (a letter elsewhere is the user's), and with a table its folder."""
+        data_dir = self.core.data_dir
+        ours = [data_dir.relative(path) for path in paths]
+        data_dir.delete(ours)
+        known = {table_folder(table_id) for table_id in self.core.registry.by_id}
+        tables = {"/".join(path.split("/")[:2]) for path in ours if path.startswith("tables/")}
+        data_dir.remove_empty(tables - known)
 
     def horizon(self) -> int:
         """The oldest epoch that must stay readable."""

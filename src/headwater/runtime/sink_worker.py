@@ -123,7 +123,8 @@ class SinkWorker:
         self._wake.set()
 
     def _unsaved(self) -> list[dict[str, Any]]:
-        saved = {str(r["path"]) for r in self.core.meta.dead_letter_rows()}
+        paths = [letter["path"] for letter in self._handed_over]
+        saved = {str(r["path"]) for r in self.core.meta.dead_letter_rows(self.job_id, paths)}
         return [letter for letter in self._handed_over if letter["path"] not in saved]
 
     def recovered(self) -> None:
