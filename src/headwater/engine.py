@@ -44,6 +44,7 @@ from headwater.runtime.commands import Commands
 from headwater.runtime.creating import Creating
 from headwater.runtime.dataflow import Dataflow
 from headwater.runtime.delivery import Delivery
+from headwater.runtime.error_ends import is_over
 from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
@@ -266,6 +267,7 @@ class EngineCore:
         if lane == MAIN_LANE:
             self.counters.committed(epoch)
             self.errors.store()  # of those that could not be, while there was no room for them
+            self.errors.end(lambda kind, at: is_over(self, kind, at))
             self.capture.committed(epoch, contribution)
             self.delivery.committed(epoch)
 

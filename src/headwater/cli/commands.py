@@ -19,7 +19,7 @@ import typer
 from headwater import __version__
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.input import read_text
-from headwater.cli.live import Reporter, error_line, status_table
+from headwater.cli.live import Reporter, error_line, open_errors, status_table
 from headwater.cli.options import DEFAULT_DIR, DataDir
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
@@ -268,7 +268,7 @@ def status(
         return
     # Piped somewhere, a line is as long as it is.
     Console(width=None if sys.stdout.isatty() else WIDE).print(status_table(found))
-    for error in found["errors"][-ERRORS_SHOWN:]:
+    for error in open_errors(found)[-ERRORS_SHOWN:]:
         sys.stderr.write(error_line(error) + "\n")
 
 

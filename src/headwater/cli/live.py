@@ -54,6 +54,12 @@ def error_line(error: dict[str, Any]) -> str:
     return f"{error['at']} {error['name']}: [{error['code']}] {error['message']}{hint}"
 
 
+def open_errors(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is not over: the newest of each job and code, oldest first."""
+    newest = {(e["name"], e["code"]): e for e in status["errors"] if e["ended_at"] is None}
+    return sorted(newest.values(), key=lambda e: str(e["at"]))
+
+
 def recent_errors(status: dict[str, Any], now: dt.datetime | None = None) -> list[dict[str, Any]]:
     """The newest of each job and code of the last minute, oldest first."""
     since = (now or dt.datetime.now(dt.UTC)) - dt.timedelta(seconds=RECENT_S)
@@ -84,7 +90,7 @@ class Reporter:
 
     def show(self, status: dict[str, Any]) -> None:
         if self.live is not None:
-            errors = [Text(error_line(error), style="red") for error in recent_errors(status)]
+            errors = [Text(error_line(error), style="red") for error in open_errors(status)[-RECENT_SHOWN:]]
             self.live.update(Group(status_table(status), *errors))
             return
         for job in status["jobs"]:

@@ -77,6 +77,7 @@ class TableBackfill(CapturedJob):
         self._wake = asyncio.Event()
         self._launch_floor = self.floor
         self._held = ""  # what was told of it last
+        self.read_at = 0.0  # when a read last succeeded
 
     # -- facts ------------------------------------------------------------------------------------------------------
 

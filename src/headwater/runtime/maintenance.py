@@ -42,6 +42,7 @@ class Maintenance:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
+        self.well_at = 0.0  # when a round last went through
         self._rewritten: set[int] = set()  # tables whose deltas were found to be more than new keys
 
     async def run(self) -> None:
@@ -50,6 +51,7 @@ class Maintenance:
             try:
                 await self.collect_garbage()
                 await self.compact()
+                self.well_at = time.time()
             except HeadwaterError as error:
                 log.warning("house-keeping failed: %s", error)
                 self.core.record_error(None, "maintenance", error, retrying=True)

@@ -96,6 +96,7 @@ class SinkWorker:
         self._stopping = False
         self._given_up = False  # what a thread of ours still does must not be published
         self.failed = False
+        self.well_at = 0.0  # when it last delivered, or had nothing to deliver
         self._state = job.state
 
     @property
@@ -441,6 +442,7 @@ class SinkWorker:
         self._must_reach = None
         self._dirty = True
         self.failed = False
+        self.well_at = time.time()
         self._state = "live"
         self.core.report_progress(self.job_id, phase="live", waiting_for="")
         self.core.progress_of(self.job_id).finish()

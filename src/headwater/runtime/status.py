@@ -59,5 +59,16 @@ def picture(core: Any) -> dict[str, Any]:
         "progress": list(progress.values()),
         "sources": core.catalogue.sources(),
         "log_stores": core.catalogue.log_stores(),
-        "errors": [{**e, "at": e["at"].isoformat()} for e in core.catalogue.errors()[-ERRORS_SHOWN:]],
+        "errors": [_as_text(e) for e in shown_errors(core.catalogue.errors())],
     }
+
+
+def shown_errors(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest, and the last of each kind that is open, however long ago it was; in their order."""
+    last = set({(e["job_id"], e["name"], e["code"]): i for i, e in enumerate(errors)}.values())
+    first = len(errors) - ERRORS_SHOWN
+    return [e for i, e in enumerate(errors) if i >= first or (e["ended_at"] is None and i in last)]
+
+
+def _as_text(error: dict[str, Any]) -> dict[str, Any]:
+    return {**error, **{name: error[name] and error[name].isoformat() for name in ("at", "ended_at")}}
