@@ -52,6 +52,7 @@ from headwater.runtime.maintenance import Maintenance
 from headwater.runtime.parameters import Parameters
 from headwater.runtime.queries import Queries
 from headwater.runtime.registry import Registry
+from headwater.runtime.row_counts import RowCounts
 from headwater.runtime.status import progress_rows, status_of
 from headwater.runtime.tables import SequenceAllocator
 from headwater.runtime.writes import Writes
@@ -122,6 +123,7 @@ class EngineCore:
         self.capture = Capture(self)
         self.creating = Creating(self)
         self.delivery = Delivery(self)
+        self.row_counts = RowCounts(self)
         self._goals: dict[int, int] | None = None  # of caught_up: the sources' positions, then the epoch that has them
         self._goal_epoch = 0
         self.functions = Functions(self)

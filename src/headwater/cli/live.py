@@ -36,12 +36,18 @@ def status_table(status: dict[str, Any]) -> Table:
             job["state"],
             job["phase"],
             bar(job["percent"]) if job["state"] == "creating" else "",
-            f"{job['rows']:,}" if job["rows"] else "",
+            rows_text(job),
             f"{job['rows_per_s']:,.0f}" if job["rows_per_s"] else "",
             duration(job["eta_s"]) if job["eta_s"] else "",
             job["waiting_for"] or "",
         )
     return table
+
+
+def rows_text(job: dict[str, Any]) -> str:
+    """What a table or view holds, also if that is nothing; of the others what they have moved."""
+    rows, held = job["rows"], job["kind"] in ("table", "view") and job["state"] != "creating"
+    return f"{rows:,}" if rows or (held and rows is not None) else ""
 
 
 def bar(percent: float, width: int = 20) -> str:

@@ -152,6 +152,7 @@ class Dataflow:
             self.uncommitted += [(int(barrier.epoch.prev), s) for s in segments]
         contribution.resets += sorted(staged.resets)
         self.core.delivery.contribute(contribution)
+        self.core.row_counts.contribute(contribution)
         return contribution
 
     def _paused_before(self, barrier: Barrier) -> bool:

@@ -51,6 +51,7 @@ class Maintenance:
             try:
                 await self.collect_garbage()
                 await self.compact()
+                await self.core.row_counts.update()
                 self.well_at = time.time()
             except HeadwaterError as error:
                 log.warning("house-keeping failed: %s", error)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+from headwater.runtime.row_counts import RowCount
+from headwater.storage.checkpoint import JobRow
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -23,8 +27,16 @@ def _progress_row(core: EngineCore, job_id: int, now: float) -> dict[str, Any]:
     progress = core.progress_of(job_id)
     if job.kind == "table" and not job.spec.get("captured") and not progress.finished:
         progress.finish()
-    row = progress.row(now)
+    row = with_count(progress.row(now), job, core.row_counts.of) if progress.finished else progress.row(now)
     return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
+
+
+def with_count(row: dict[str, Any], job: JobRow, count: Callable[[int], RowCount | None]) -> dict[str, Any]:
+    """Of a table or view that is there: the rows that it holds, and the epoch that they were counted at."""
+    if job.kind not in ("table", "view"):
+        return row
+    found = count(job.id)
+    return {**row, "rows": found.rows if found else None, "rows_epoch": found.epoch if found else None}
 
 
 def status_of(core: EngineCore) -> dict[str, Any]:
