@@ -15,9 +15,10 @@ from headwater.runtime.commands import Commands
 from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.queries import Queries, Result
 from headwater.runtime.registry import Registry
-from headwater.runtime.row_counts import RowCount, stored_count
+from headwater.runtime.row_counts import RowCount, offline_count
 from headwater.runtime.sink_log import stored_row
 from headwater.sql import statements as s
+from headwater.storage.checkpoint import JobRow
 from headwater.storage.files import DataDir
 from headwater.storage.location import existing_meta_store
 from headwater.storage.meta import MetaStore
@@ -95,8 +96,8 @@ class ReadOnlyEngine:
             rows.append(with_count(row, job, self._count) if progress.finished else row)
         return rows
 
-    def _count(self, job_id: int) -> RowCount | None:
-        return stored_count(self.meta, job_id)
+    def _count(self, job: JobRow) -> RowCount:
+        return offline_count(self.meta, self.data_dir, job, self.parameters["vnode_count"])
 
     def source_rows(self) -> list[dict[str, Any]]:
         """Positions as committed; nothing is asked of the sources."""

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.errors import HeadwaterError
+from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import AnySegment, TableState
-from headwater.storage.checkpoint import Contribution
+from headwater.storage.checkpoint import Contribution, JobRow
+from headwater.storage.files import DataDir
 from headwater.storage.meta import MetaStore
 
 if TYPE_CHECKING:
@@ -27,11 +29,12 @@ STALE_S: Final = 30.0  # but so often; a job of some tenths of a second for all 
 # What takes longer than this is left alone for so many times as long afterwards.
 LONG_S: Final = 1.0
 REST: Final = 5
+OFFLINE_ROWS: Final = 5_000_000  # the keys of so many are read in about a second
 
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """Exact as of an epoch."""
+    """Exact as of an epoch; as of none (0) it is what is known without counting."""
 
     rows: int
     epoch: int
@@ -57,11 +60,10 @@ class RowCounts:
         self._watched: dict[int, _Watched] = {}
         self._unsaved: set[int] = set()
 
-    def of(self, table_id: int) -> RowCount | None:
-        """The last count; None if the table has none yet."""
-        if table_id not in self._counts and (found := stored_count(self.core.meta, table_id)) is not None:
-            self._counts[table_id] = found
-        return self._counts.get(table_id)
+    def of(self, job: JobRow) -> RowCount:
+        if job.id not in self._counts:
+            self._counts[job.id] = stored_count(self.core.meta, job.id)
+        return self._counts[job.id]
 
     def contribute(self, contribution: Contribution) -> None:
         """Kept for the next start, and for those who look while no engine runs."""
@@ -136,14 +138,34 @@ class RowCounts:
             self._unsaved.add(table_id)
 
 
-def stored_count(meta: MetaStore, table_id: int) -> RowCount | None:
-    """From what is committed alone: exact where there are no deltas, else as last counted."""
+def stored_count(meta: MetaStore, table_id: int) -> RowCount:
+    """From what is committed alone: exact where there are no deltas, else as last counted; epoch 0: never counted."""
     epoch = meta.committed_epoch()
     segments = meta.segments_at(table_id, epoch)
     if not _deltas(segments):
         return RowCount(_rows(segments), epoch)
     stored: dict[str, Any] | None = meta.state(table_id, STATE)
-    return RowCount(int(stored["rows"]), int(stored["epoch"])) if stored else None
+    if stored:
+        return RowCount(int(stored["rows"]), int(stored["epoch"]))
+    return RowCount(_rows([s for s in segments if s.kind == "base"]), 0)
+
+
+def offline_count(meta: MetaStore, data_dir: DataDir, job: JobRow, vnode_count: int) -> RowCount:
+    """While no engine runs, nobody will count what the last one did not: done here, unless the table is large."""
+    found, epoch = stored_count(meta, job.id), meta.committed_epoch()
+    segments, schema = meta.segments_at(job.id, epoch), schema_of(job)
+    inexact = any(c.type.upper() in ("FLOAT", "DOUBLE", "REAL") for c in schema.key_columns)
+    if inexact or _rows(segments) > OFFLINE_ROWS or meta.changed_epoch(job.id) <= found.epoch:
+        return found
+    from headwater.storage.row_count import more_rows
+
+    base = [s for s in segments if s.kind == "base"]
+    deltas = [s.path for s in segments if s.kind == "delta"]
+    try:
+        more = more_rows(data_dir, schema, [s.path for s in base], deltas, vnode_count)
+    except OSError:  # whoever reads the table is told
+        return found
+    return RowCount(_rows(base) + more, epoch)
 
 
 def _deltas(segments: Sequence[AnySegment]) -> bool:

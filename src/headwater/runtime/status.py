@@ -31,12 +31,12 @@ def _progress_row(core: EngineCore, job_id: int, now: float) -> dict[str, Any]:
     return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
 
 
-def with_count(row: dict[str, Any], job: JobRow, count: Callable[[int], RowCount | None]) -> dict[str, Any]:
+def with_count(row: dict[str, Any], job: JobRow, count: Callable[[JobRow], RowCount]) -> dict[str, Any]:
     """Of a table or view that is there: the rows that it holds, and the epoch that they were counted at."""
     if job.kind not in ("table", "view"):
         return row
-    found = count(job.id)
-    return {**row, "rows": found.rows if found else None, "rows_epoch": found.epoch if found else None}
+    found = count(job)
+    return {**row, "rows": found.rows, "rows_epoch": found.epoch or None}
 
 
 def status_of(core: EngineCore) -> dict[str, Any]:

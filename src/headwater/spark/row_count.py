@@ -1,8 +1,4 @@
-"""How many rows a table holds: the rows of its base, and of its deltas those whose key the base does not have.
-
-A segment's rows are known without a look into it; whether a change is of a new key is not. So only keys are read: those
-of the deltas, which compaction keeps few, and of the base those of the same vnodes.
-"""
+"""The Spark job that counts the rows of tables; `storage/row_count.py` has the rule."""
 
 from __future__ import annotations
 
@@ -10,16 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
-from headwater.model.vnode import vnodes
+from headwater.model.schema import Schema
 from headwater.runtime.tables import AnySegment
 from headwater.spark.compaction import foldable, vnode_ranges, vnodes_between
 from headwater.spark.tasks import Task, balanced, run_tasks
 from headwater.storage.files import DataDir
-from headwater.storage.segments import VnodeFilter, newest_per_key, read_segments
+from headwater.storage.row_count import more_rows
 
 Counted = tuple[Schema, list[AnySegment]]
 
@@ -42,22 +34,9 @@ class CountVnodes:
         return self.table_id
 
     def run(self) -> Iterator[dict[str, Any]]:
-        key = list(self.schema.key)
         where = vnodes_between(self.first, self.end, self.vnode_count)
-        rows = read_segments(self.data_dir, self.schema, self.deltas, [*key, OP, SEQ], where)
-        changes = newest_per_key(rows, self.schema.key)
-        upserts = pc.sum(pc.equal(changes.column(OP), OP_UPSERT)).as_py() or 0
-        yield {"subject": self.table_id, "more": int(upserts) - self._present(changes.select(key))}
-
-    def _present(self, keys: pa.Table) -> int:
-        """How many of these keys, each of which is there once, the base has; its keys are there once, too."""
-        if not self.base or not keys.num_rows:
-            return 0
-        homes = pc.unique(vnodes(keys, self.schema.key, self.vnode_count))
-        where = VnodeFilter(pc.field(VNODE).isin(homes), self.vnode_count)
-        base = read_segments(self.data_dir, self.schema, self.base, keys.column_names, where)
-        together = pa.concat_tables([keys, base]).group_by(keys.column_names).aggregate([])
-        return int(keys.num_rows + base.num_rows - together.num_rows)
+        more = more_rows(self.data_dir, self.schema, self.base, self.deltas, self.vnode_count, where)
+        yield {"subject": self.table_id, "more": more}
 
 
 def count_rows(core: Any, tables: dict[int, Counted]) -> dict[int, int]:

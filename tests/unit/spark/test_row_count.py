@@ -32,8 +32,7 @@ def counted(data_dir: DataDir, segments: list[NewSegment], parts: int) -> int:
     deltas = tuple(s.path for s in segments if s.kind == "delta")
     bounds = [VNODES * i // parts for i in range(parts + 1)]
     tasks = [
-        CountVnodes(data_dir, 1, SCHEMA, base, deltas, first, end, VNODES)
-        for first, end in itertools.pairwise(bounds)
+        CountVnodes(data_dir, 1, SCHEMA, base, deltas, first, end, VNODES) for first, end in itertools.pairwise(bounds)
     ]
     return sum(s.rows for s in segments if s.kind == "base") + sum(r["more"] for t in tasks for r in t.run())
 
