@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import threading
@@ -14,11 +15,13 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+from py4j.finalizer import ThreadSafeFinalizer
 
 from headwater import Engine
 from headwater.cli.statements import apply_file
 from headwater.errors import TransientError, UsageError
 from headwater.runtime.view_creator import ViewCreator
+from headwater.spark import view_fetched
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 240.0
@@ -387,6 +390,30 @@ def test_each_input_of_a_union_is_read_once_however_many_chunks_there_are(engine
     engine.sql("UPDATE short SET t = 'c' WHERE id = 1; DELETE FROM short WHERE id = 2; FLUSH")
     assert rows(engine, "SELECT * FROM both") == rows(engine, query)
     engine.sql("DROP TABLE long CASCADE; DROP TABLE short CASCADE")
+
+
+def test_plans_that_are_done_with_are_released_without_the_collector_being_due(engine: Engine) -> None:
+    engine.sql("CREATE TABLE plans (id INT PRIMARY KEY, v INT); INSERT INTO plans SELECT id, id FROM range(100)")
+    engine.sql("CREATE MATERIALIZED VIEW ranks AS SELECT id, rank() OVER (ORDER BY v) AS r FROM plans; FLUSH")
+
+    def held() -> int:
+        """Java objects that Python keeps for Spark."""
+        return len(ThreadSafeFinalizer.finalizers)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        for i in range(4):
+            engine.sql(f"INSERT INTO plans VALUES ({1000 + i}, 5); FLUSH")
+        until(lambda: held() < before + 50, "plans of refreshes should be released")
+        assert len(rows(engine, "SELECT * FROM ranks")) == 104
+        until(lambda: held() < before + 50, "a query's plan should be released")
+    finally:
+        gc.enable()
+    view = next(j["id"] for j in engine.status()["jobs"] if j["name"] == "ranks")
+    engine.sql("DROP TABLE plans CASCADE")
+    assert str(view) not in {str(shape[0]) for p in view_fetched._plans.values() for key in p for shape in key[2:]}  # type: ignore
 
 
 def test_rows_are_those_that_a_table_or_view_holds_now(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -199,6 +200,10 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 
 
 def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:
+    # What is there now stays as long as this process: the collector, which runs often (`spark/release.py`), need not
+    # look at it again and again.
+    gc.collect()
+    gc.freeze()
     with Reporter(as_log=Options.log_json) as reporter:
         while not stopping.wait(POLL_S):
             if engine.fatal is not None:

@@ -52,6 +52,7 @@ class Maintenance:
                 await self.collect_garbage()
                 await self.compact()
                 await self.core.row_counts.update()
+                await asyncio.to_thread(self.core.jobs.release.collect)
                 self.well_at = time.time()
             except HeadwaterError as error:
                 log.warning("house-keeping failed: %s", error)

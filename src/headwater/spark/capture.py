@@ -273,7 +273,7 @@ class _OneTable:
 
         change = compare(relation, self.table.plans, self.table.follows)
         if change and self.table.policy == "exception":
-            raise shape_changed(relation, str(change))
+            raise shape_changed(relation, str(change), retyped=bool(change.retyped))
         if change and self.table.policy != "ignore":
             self.reshaped.append(str(change))
 

@@ -127,7 +127,7 @@ def _corrupt(what: str) -> DefiniteError:
     return DefiniteError(
         "SPOOL_CORRUPT",
         f"the spool cannot be read: {what}",
-        hint="resync the source's tables; the spool is written anew",
+        hint="its tables are copied anew; look at the disk",
     )
 
 
