@@ -44,7 +44,7 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 
 def put_in(part: ast.expr) -> str:
-    return "TABLE" if ast.unparse(part).endswith("kind.upper()}'") else "name"
+    return "TABLE" if "kind.upper()" in ast.unparse(part) else "name"
 
 
 def statements() -> list[tuple[str, str]]:
