@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from headwater.barrier.progress import JobProgress
+from headwater.model.epoch import MAX_EPOCH
 from headwater.runtime.row_counts import RowCount
 from headwater.storage.checkpoint import JobRow
 
@@ -27,7 +29,23 @@ def _progress_row(core: EngineCore, job_id: int, now: float) -> dict[str, Any]:
     progress = core.progress_of(job_id)
     if job.kind == "table" and not job.spec.get("captured") and not progress.finished:
         progress.finish()
-    row = with_count(progress.row(now), job, core.row_counts.of) if progress.finished else progress.row(now)
+    row = _row(core, job, progress, now)
+    if job.kind == "view" and not row["waiting_for"]:
+        copied = [one.name for one in core.registry.tables_behind(job) if is_first_copy(one)]
+        row["waiting_for"] = f"the copy of {', '.join(copied)}" if copied else None
+    return row
+
+
+def is_first_copy(job: JobRow) -> bool:
+    """Whether a captured table does not have all its rows yet."""
+    return job.state == "creating" and job.live_epoch == MAX_EPOCH
+
+
+def _row(core: EngineCore, job: JobRow, progress: JobProgress, now: float) -> dict[str, Any]:
+    was_live = job.state == "failed" and job.live_epoch != MAX_EPOCH
+    row = progress.row(now)
+    if progress.finished or was_live:
+        row = with_count(row, job, core.row_counts.of)
     return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
 
 
