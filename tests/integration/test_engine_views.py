@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import shutil
+import sqlite3
 import threading
 import time
 import zlib
@@ -414,6 +416,30 @@ def test_plans_that_are_done_with_are_released_without_the_collector_being_due(e
     view = next(j["id"] for j in engine.status()["jobs"] if j["name"] == "ranks")
     engine.sql("DROP TABLE plans CASCADE")
     assert str(view) not in {str(shape[0]) for p in view_fetched._plans.values() for key in p for shape in key[2:]}  # type: ignore
+
+
+def test_refreshes_folds_and_drops_leave_no_folder_behind(engine: Engine) -> None:
+    root = Path(engine.status()["engine"]["data_dir"])
+    known = {j["id"] for j in engine.status()["jobs"]}
+    engine.sql("CREATE TABLE brief (id INT PRIMARY KEY); CREATE TABLE kept (id INT PRIMARY KEY)")
+    engine.sql("CREATE MATERIALIZED VIEW seen AS SELECT id FROM brief UNION ALL SELECT id FROM kept")
+    engine.sql("CREATE MATERIALIZED VIEW firsts AS SELECT min(id) AS id, count(*) AS n FROM kept")
+    for i in range(3):
+        engine.sql(f"INSERT INTO brief VALUES ({i}); INSERT INTO kept VALUES ({i}); FLUSH")
+    engine.sql("DROP TABLE brief CASCADE; ALTER SYSTEM SET retention_s = 0")
+    kept = {j["id"]: j["name"] for j in engine.status()["jobs"] if j["id"] not in known}
+    assert sorted(kept.values()) == ["firsts", "kept"]
+
+    def left() -> list[str]:
+        folders = [p for p in (root / "tables").rglob("*") if p.is_dir() and not any(p.iterdir())]
+        gone = [p for p in (root / "tables").iterdir() if int(p.name) not in known | kept.keys()]
+        return [str(p) for p in [*folders, *gone]]
+
+    until(lambda: not left(), f"these should be gone: {left()}")
+    lanes = "SELECT DISTINCT lane FROM epochs"
+    with contextlib.closing(sqlite3.connect(root / "meta.db")) as db:
+        until(lambda: db.execute(lanes).fetchall() == [("main",)], "lanes of views that have joined should be gone")
+    engine.sql("ALTER SYSTEM SET retention_s = 3600; DROP TABLE kept CASCADE")
 
 
 def test_rows_are_those_that_a_table_or_view_holds_now(engine: Engine) -> None:
