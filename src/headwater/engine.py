@@ -44,6 +44,7 @@ from headwater.runtime.commands import Commands
 from headwater.runtime.creating import Creating
 from headwater.runtime.dataflow import Dataflow
 from headwater.runtime.delivery import Delivery
+from headwater.runtime.error_ends import is_over
 from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.executors import Executors
 from headwater.runtime.followed import Followed
@@ -53,6 +54,7 @@ from headwater.runtime.owner_watch import OwnerWatch
 from headwater.runtime.parameters import Parameters
 from headwater.runtime.queries import Queries
 from headwater.runtime.registry import Registry
+from headwater.runtime.row_counts import RowCounts
 from headwater.runtime.status import progress_rows, status_of
 from headwater.runtime.tables import SequenceAllocator
 from headwater.runtime.writes import Writes
@@ -66,10 +68,11 @@ from headwater.server.endpoint import (
 from headwater.server.metrics import Metrics
 from headwater.spark.options import checked_settings
 from headwater.storage.checkpoint import Contribution
-from headwater.storage.files import CACHE, DataDir
+from headwater.storage.files import DataDir
 from headwater.storage.location import claim_meta_store, data_directory
 from headwater.storage.meta import MAIN_LANE, MetaStore
 from headwater.storage.shared import NOT_SHARED, write_mark
+from headwater.storage.sweep import AT_A_TIME, AT_ONCE, Sweep
 
 log = logging.getLogger("headwater")
 T = TypeVar("T")
@@ -131,7 +134,7 @@ class EngineCore:
         await asyncio.to_thread(self._start_spark)
         self.executors = Executors(self)
         shared = await self.executors.first()
-        self._sweep()
+        sweep = await asyncio.to_thread(self._sweep)
         self.writes = Writes(self)
         self.queries = Queries(self)
         self.catalogue = Catalogue(self)
@@ -140,6 +143,7 @@ class EngineCore:
         self.capture = Capture(self)
         self.creating = Creating(self)
         self.delivery = Delivery(self)
+        self.row_counts = RowCounts(self)
         self._goals: dict[int, int] | None = None  # of caught_up: the sources' positions, then the epoch that has them
         self._goal_epoch = 0
         self.functions = Functions(self)
@@ -157,6 +161,7 @@ class EngineCore:
             self._resume()
         else:
             self.background(self._begin_late())
+        self.background(_finish_sweep(sweep))
         self.background(self.executors.watch())
         self.background(self._watch_spark())
 
@@ -187,13 +192,12 @@ class EngineCore:
         self.spark = make_session(self.master, self.spark_conf)
         self.jobs = JobRunner(self.spark, self.counters.spark_job, self._spark_failed)
 
-    def _sweep(self) -> None:
-        """Remove what an earlier engine staged and did not commit (I8)."""
+    def _sweep(self) -> Sweep:
+        """Remove what an earlier engine staged and did not commit (I8); gives what is left of it to remove."""
         known = self.meta.segment_paths() | {s.staged_path for s in self.meta.split_rows() if s.staged_path}
-        kept = {str(r["path"]) for r in self.meta.dead_letter_rows()}
-        stale = [path for path, _ in self.data_dir.list("tables") if path not in known and path not in kept]
-        stale += [path for path, _ in self.data_dir.list("staging")]
-        self.data_dir.delete([*stale, CACHE])
+        sweep = Sweep(self.data_dir, known, {job.id for job in self.meta.job_rows(dropped=True)})
+        sweep.some(AT_ONCE)
+        return sweep
 
     async def _serve(self, host: str, port: int) -> None:
         from headwater.server.http import make_app, serve
@@ -323,6 +327,7 @@ class EngineCore:
         if lane == MAIN_LANE:
             self.counters.committed(epoch)
             self.errors.store()  # of those that could not be, while there was no room for them
+            self.errors.end(lambda kind, at: is_over(self, kind, at))
             self.capture.committed(epoch, contribution)
             self.delivery.committed(epoch)
 
@@ -469,6 +474,12 @@ class EngineCore:
 
     def healthy(self) -> bool:
         return not self.fatal.done() and self.jobs.alive()
+
+
+async def _finish_sweep(sweep: Sweep) -> None:
+    """A part at a time: an engine that stops does not wait for the rest."""
+    while await asyncio.to_thread(sweep.some, AT_A_TIME):
+        pass
 
 
 async def _within(limit_s: float, work: Any) -> None:

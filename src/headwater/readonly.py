@@ -15,7 +15,9 @@ from headwater.runtime.commands import READS, Commands
 from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.queries import Queries, Result
 from headwater.runtime.registry import Registry
+from headwater.runtime.row_counts import RowCount, offline_count
 from headwater.runtime.sink_log import stored_row
+from headwater.storage.checkpoint import JobRow
 from headwater.storage.files import DataDir
 from headwater.storage.location import data_directory, existing_meta_store
 from headwater.storage.meta import MetaStore
@@ -85,7 +87,17 @@ class ReadOnlyEngine:
         return progress
 
     def progress_rows(self) -> list[dict[str, Any]]:
-        return [self.progress_of(i).row(time.monotonic()) for i in self.registry.by_id]
+        from headwater.runtime.status import with_count
+
+        rows = []
+        for job in self.registry.by_id.values():
+            progress = self.progress_of(job.id)
+            row = progress.row(time.monotonic())
+            rows.append(with_count(row, job, self._count) if progress.finished else row)
+        return rows
+
+    def _count(self, job: JobRow) -> RowCount:
+        return offline_count(self.meta, self.data_dir, job, self.parameters["vnode_count"])
 
     def source_rows(self) -> list[dict[str, Any]]:
         """Positions as committed; nothing is asked of the sources."""

@@ -19,6 +19,7 @@ from headwater.testing.check_meta_store import CHECKS
 from headwater.testing.servers import PostgresServer
 
 MakeStore = Callable[[str], MetaStore]
+VERSION_1 = Path(__file__).with_name("meta-v1.sql")
 
 
 @pytest.fixture
@@ -222,3 +223,48 @@ def test_a_session_that_holds_the_owners_row_is_named_and_nothing_waits_for_ever
             assert f"pg_terminate_backend({pid})" in raised.value.hint
         store.require_owner()  # only looks
     store.commit_checkpoint(MAIN_LANE, 5, Contribution(positions={1: "x"}), seq_high=3)
+
+
+# -- directories of earlier builds -----------------------------------------------------------------------------------
+
+
+def _holds_what_version_1_held(store: MetaStore) -> None:
+    assert store.setting("schema_version") == str(tables.SCHEMA_VERSION)
+    (error,) = store.error_rows()
+    assert error["code"] == "SOURCE_UNREACHABLE" and error["ended_at"] is None
+    assert [r["path"] for r in store.dead_letter_rows(2, ["letters/a.parquet"])] == ["letters/a.parquet"]
+    assert [s.path for s in store.segments_at(1, 5)] == ["tables/1/a.parquet"]
+    store.acquire()
+    store.commit_checkpoint(MAIN_LANE, 9, Contribution(jobs_dropped=[2]), seq_high=8)
+    store.end_errors(1, "orders", "SOURCE_UNREACHABLE", upto_s=2.0)
+    assert store.error_rows()[0]["ended_at"] is not None
+    assert store.expire(9) == ["letters/a.parquet"]
+    assert store.committed_epoch("view gone") == 0 and store.committed_epoch() == 9
+
+
+def test_sqlite_of_version_1_opens_and_goes_on(tmp_path: Path, sqlite_store: MakeStore) -> None:
+    with sqlite3.connect(tmp_path / "v1.db") as db:
+        db.executescript(VERSION_1.read_text(encoding="utf-8"))
+    db.close()
+    _holds_what_version_1_held(sqlite_store("v1"))
+
+
+@pytest.mark.postgres
+def test_postgres_of_version_1_opens_and_goes_on(postgres_store: MakeStore) -> None:
+    store = postgres_store("v1")
+    inserts = [line for line in VERSION_1.read_text(encoding="utf-8").splitlines() if line.startswith("INSERT")]
+    with store.write() as db:
+        db.exec_driver_sql("ALTER TABLE errors DROP COLUMN ended_at")
+        db.exec_driver_sql("DROP INDEX dead_letters_by_sink")
+        db.exec_driver_sql("DROP INDEX segments_present")
+        for table in ("settings", "owner"):
+            db.exec_driver_sql(f"DELETE FROM {table}")
+        for line in inserts:
+            db.exec_driver_sql(_for_postgres(line))
+    _holds_what_version_1_held(postgres_store("v1"))
+
+
+def _for_postgres(line: str) -> str:
+    """Booleans: SQLite has numbers for them."""
+    line = line.replace("'delta', 1,", "'delta', true,").replace("'what to do', 1)", "'what to do', true)")
+    return line.replace("'letters/a.parquet', 2, 0)", "'letters/a.parquet', 2, false)")

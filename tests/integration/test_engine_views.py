@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 import shutil
+import sqlite3
 import threading
 import time
 import zlib
@@ -14,11 +17,13 @@ from typing import Any
 import deltalake
 import pyarrow as pa
 import pytest
+from py4j.finalizer import ThreadSafeFinalizer
 
 from headwater import Engine
 from headwater.cli.statements import apply_file
 from headwater.errors import TransientError, UsageError
 from headwater.runtime.view_creator import ViewCreator
+from headwater.spark import view_fetched
 
 pytestmark = pytest.mark.spark
 PATIENCE_S = 240.0
@@ -389,13 +394,67 @@ def test_each_input_of_a_union_is_read_once_however_many_chunks_there_are(engine
     engine.sql("DROP TABLE long CASCADE; DROP TABLE short CASCADE")
 
 
-def test_rows_that_statements_wrote_are_counted(engine: Engine) -> None:
-    written = "SELECT rows FROM hw_catalog.hw_progress WHERE name = 'counted'"
-    engine.sql("CREATE TABLE counted (id INT PRIMARY KEY); INSERT INTO counted VALUES (1), (2); FLUSH")
-    assert rows(engine, written) == [(2,)]
-    engine.sql("DELETE FROM counted WHERE id = 1; FLUSH; RECOVER; INSERT INTO counted VALUES (3); FLUSH")
-    assert rows(engine, written) == [(4,)]
-    engine.sql("DROP TABLE counted")
+def test_plans_that_are_done_with_are_released_without_the_collector_being_due(engine: Engine) -> None:
+    engine.sql("CREATE TABLE plans (id INT PRIMARY KEY, v INT); INSERT INTO plans SELECT id, id FROM range(100)")
+    engine.sql("CREATE MATERIALIZED VIEW ranks AS SELECT id, rank() OVER (ORDER BY v) AS r FROM plans; FLUSH")
+
+    def held() -> int:
+        """Java objects that Python keeps for Spark."""
+        return len(ThreadSafeFinalizer.finalizers)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = held()
+        for i in range(4):
+            engine.sql(f"INSERT INTO plans VALUES ({1000 + i}, 5); FLUSH")
+        until(lambda: held() < before + 50, "plans of refreshes should be released")
+        assert len(rows(engine, "SELECT * FROM ranks")) == 104
+        until(lambda: held() < before + 50, "a query's plan should be released")
+    finally:
+        gc.enable()
+    view = next(j["id"] for j in engine.status()["jobs"] if j["name"] == "ranks")
+    engine.sql("DROP TABLE plans CASCADE")
+    assert str(view) not in {str(shape[0]) for p in view_fetched._plans.values() for key in p for shape in key[2:]}  # type: ignore
+
+
+def test_refreshes_folds_and_drops_leave_no_folder_behind(engine: Engine) -> None:
+    root = Path(engine.status()["engine"]["data_dir"])
+    known = {j["id"] for j in engine.status()["jobs"]}
+    engine.sql("CREATE TABLE brief (id INT PRIMARY KEY); CREATE TABLE kept (id INT PRIMARY KEY)")
+    engine.sql("CREATE MATERIALIZED VIEW seen AS SELECT id FROM brief UNION ALL SELECT id FROM kept")
+    engine.sql("CREATE MATERIALIZED VIEW firsts AS SELECT min(id) AS id, count(*) AS n FROM kept")
+    for i in range(3):
+        engine.sql(f"INSERT INTO brief VALUES ({i}); INSERT INTO kept VALUES ({i}); FLUSH")
+    engine.sql("DROP TABLE brief CASCADE; ALTER SYSTEM SET retention_s = 0")
+    kept = {j["id"]: j["name"] for j in engine.status()["jobs"] if j["id"] not in known}
+    assert sorted(kept.values()) == ["firsts", "kept"]
+
+    def left() -> list[str]:
+        folders = [p for p in (root / "tables").rglob("*") if p.is_dir() and not any(p.iterdir())]
+        gone = [p for p in (root / "tables").iterdir() if int(p.name) not in known | kept.keys()]
+        return [str(p) for p in [*folders, *gone]]
+
+    until(lambda: not left(), f"these should be gone: {left()}")
+    lanes = "SELECT DISTINCT lane FROM epochs"
+    with contextlib.closing(sqlite3.connect(root / "meta.db")) as db:
+        until(lambda: db.execute(lanes).fetchall() == [("main",)], "lanes of views that have joined should be gone")
+    engine.sql("ALTER SYSTEM SET retention_s = 3600; DROP TABLE kept CASCADE")
+
+
+def test_rows_are_those_that_a_table_or_view_holds_now(engine: Engine) -> None:
+    held = "SELECT name, rows FROM hw_catalog.hw_progress WHERE name LIKE 'counted%' ORDER BY name"
+    engine.sql("CREATE TABLE counted (id INT PRIMARY KEY, g INT); INSERT INTO counted VALUES (1, 1), (2, 2), (3, 2)")
+    engine.sql("CREATE MATERIALIZED VIEW counted_by AS SELECT g, count(*) AS n FROM counted GROUP BY g; FLUSH")
+    until(lambda: rows(engine, held) == [("counted", 3), ("counted_by", 2)], "the rows should be counted")
+    engine.sql("UPDATE counted SET g = 2; DELETE FROM counted WHERE id = 9; INSERT INTO counted VALUES (3, 2); FLUSH")
+    until(lambda: rows(engine, held) == [("counted", 3), ("counted_by", 1)], "an update adds no row")
+    epoch = engine.status()["committed_epoch"]
+    jobs = {j["name"]: j for j in engine.status()["jobs"]}
+    assert jobs["counted"]["rows"] == 3 and 0 < jobs["counted"]["rows_epoch"] <= epoch
+    engine.sql("DELETE FROM counted; FLUSH; RECOVER")
+    until(lambda: rows(engine, held) == [("counted", 0), ("counted_by", 0)], "nothing is left of them")
+    engine.sql("DROP TABLE counted CASCADE")
 
 
 def test_a_statement_of_a_file_whose_mark_was_not_awaited_has_run_if_what_it_changed_is_there(

@@ -27,7 +27,7 @@ CATALOGUE = {
     "hw_splits": "table_name split_id left right state row_count offset_low offset_high handed_over_epoch",
     "hw_segments": "table_name path kind rows bytes added_epoch removed_epoch",
     "hw_log_stores": "sink backlog_rows backlog_bytes backlog_epochs truncated_to delivered_to",
-    "hw_errors": "at job_id name code message hint retrying",
+    "hw_errors": "at job_id name code message hint retrying ended_at",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ import typer
 from headwater import __version__
 from headwater.cli.client import LocalSession, RemoteSession, Session, running_engine, session
 from headwater.cli.input import read_text
-from headwater.cli.live import Reporter, error_line, status_table
+from headwater.cli.live import Reporter, error_line, open_errors, status_table
 from headwater.cli.options import DEFAULT_DIR, DataDir, SparkConf, spark_settings
 from headwater.cli.output import print_result
 from headwater.cli.setup import register
@@ -240,6 +241,10 @@ def _forget(terminals: list[int]) -> None:
 
 
 def _watch(engine: Any, stopping: threading.Event, until_caught_up: bool) -> bool:
+    # What is there now stays as long as this process: the collector, which runs often (`spark/release.py`), need not
+    # look at it again and again.
+    gc.collect()
+    gc.freeze()
     with Reporter(as_log=Options.log_json) as reporter:
         while not stopping.wait(POLL_S):
             if engine.fatal is not None:
@@ -310,7 +315,7 @@ def status(
         return
     # Piped somewhere, a line is as long as it is.
     Console(width=None if sys.stdout.isatty() else WIDE).print(status_table(found))
-    for error in found["errors"][-ERRORS_SHOWN:]:
+    for error in open_errors(found)[-ERRORS_SHOWN:]:
         sys.stderr.write(error_line(error) + "\n")
 
 

@@ -39,13 +39,19 @@ def status_table(status: dict[str, Any]) -> Table:
             job["state"],
             job["phase"],
             bar(job["percent"]) if job["state"] == "creating" else "",
-            f"{job['rows']:,}" if job["rows"] else "",
+            rows_text(job),
             f"{job['rows_per_s']:,.0f}" if job["rows_per_s"] else "",
             duration(job["eta_s"]) if job["eta_s"] else "",
             job["waiting_for"] or "",
         )
         table.add_row(*(Text(visible(cell)) for cell in cells))
     return table
+
+
+def rows_text(job: dict[str, Any]) -> str:
+    """What a table or view holds, also if that is nothing; of the others what they have moved."""
+    rows, held = job["rows"], job["kind"] in ("table", "view") and job["state"] != "creating"
+    return f"{rows:,}" if rows or (held and rows is not None) else ""
 
 
 def bar(percent: float, width: int = 20) -> str:
@@ -56,6 +62,12 @@ def bar(percent: float, width: int = 20) -> str:
 def error_line(error: dict[str, Any]) -> str:
     hint = f"; {error['hint']}" if error["hint"] else ""
     return visible(f"{error['at']} {error['name']}: [{error['code']}] {error['message']}{hint}")
+
+
+def open_errors(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is not over: the newest of each job and code, oldest first."""
+    newest = {(e["name"], e["code"]): e for e in status["errors"] if e["ended_at"] is None}
+    return sorted(newest.values(), key=lambda e: str(e["at"]))
 
 
 def recent_errors(status: dict[str, Any], now: dt.datetime | None = None) -> list[dict[str, Any]]:
@@ -88,7 +100,7 @@ class Reporter:
 
     def show(self, status: dict[str, Any]) -> None:
         if self.live is not None:
-            errors = [Text(error_line(error), style="red") for error in recent_errors(status)]
+            errors = [Text(error_line(error), style="red") for error in open_errors(status)[-RECENT_SHOWN:]]
             self.live.update(Group(status_table(status), *errors))
             return
         for job in status["jobs"]:

@@ -42,6 +42,7 @@ from headwater.runtime.copying import Copying, SharedSnapshot
 from headwater.runtime.shape import TableShape, evolved, widens
 from headwater.runtime.splits import CapturedState, Prepared, SplitInfo, bounds_of, in_order, split_of
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment, SplitRow
+from headwater.storage.files import control_file
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -80,6 +81,7 @@ class TableBackfill(CapturedJob):
         self._wake = asyncio.Event()
         self._launch_floor = self.floor
         self._held = ""  # what was told of it last
+        self.read_at = 0.0  # when a read last succeeded
 
     # -- facts ------------------------------------------------------------------------------------------------------
 
@@ -223,7 +225,7 @@ class TableBackfill(CapturedJob):
 
     @property
     def _control(self) -> str:
-        return f"control/{self.table_id}.json"
+        return control_file(self.table_id)
 
     def _write_control(self) -> None:
         with self.core.data_dir.create(self._control) as out:

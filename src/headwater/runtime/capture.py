@@ -98,6 +98,10 @@ class Capture:
                     await source.heal()
             await self.healing.look(list(self.sources.values()))
 
+    def read_at(self, table_id: int) -> float:
+        """When a read of a table last succeeded, as far as this engine knows."""
+        return max((s.tables[table_id].read_at for s in self.sources.values() if table_id in s.tables), default=0.0)
+
     def stream_lost(self, table_id: int, error: DefiniteError) -> bool:
         """Whether a task found the spool damaged, and not its table: then the source heals, and no table fails."""
         source = next((s for s in self.sources.values() if table_id in s.tables), None)

@@ -38,7 +38,8 @@ TABLES: Final[dict[str, str]] = {
         "delivered_to BIGINT"
     ),
     "hw_errors": (
-        "at TIMESTAMP, job_id BIGINT, name STRING, code STRING, message STRING, hint STRING, retrying BOOLEAN"
+        "at TIMESTAMP, job_id BIGINT, name STRING, code STRING, message STRING, hint STRING, retrying BOOLEAN, "
+        "ended_at TIMESTAMP"
     ),
 }
 
@@ -173,7 +174,11 @@ class Catalogue:
         return self.core.delivery.log_store_rows()
 
     def errors(self) -> list[dict[str, Any]]:
-        return [{**row, "at": moment(row["at"])} for row in self.core.errors.rows()]
+        rows = self.core.errors.rows()
+        return [
+            {**row, "at": moment(row["at"]), "ended_at": None if row["ended_at"] is None else moment(row["ended_at"])}
+            for row in rows
+        ]
 
 
 def moment(unix_s: float) -> dt.datetime:

@@ -21,6 +21,7 @@ from headwater.sql.create import check_type, checked
 from headwater.sql.parser import parse
 from headwater.sql.whole_numbers import divide_whole_numbers
 from headwater.storage.checkpoint import NO_STATES, Contribution, JobRow, States
+from headwater.storage.files import control_file
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -259,6 +260,7 @@ class Commands:
         for one in jobs:
             self.core.job_progress.pop(one.id, None)
             self.core.counters.forget(one.name)
+        self.core.forget_files(control_file(one.id) for one in jobs)
         await extra()
 
     async def _cancel(self, statement: s.CancelJobs) -> None:

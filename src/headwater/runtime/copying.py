@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -251,6 +252,7 @@ class Copying:
                 if split.state is SplitState.READING:
                     split.state = step(split.state, SplitEvent.READ_FAILED)
         self._trouble = ""
+        self.table.read_at = time.time()
         self.table.report(waiting_for="")
 
     @asynccontextmanager

@@ -93,6 +93,9 @@ class Creating:
                 return
             if job_id in self.troubled:  # hw_errors says why; it goes on trying
                 return
+            inputs = [self.core.registry.by_id.get(i) for i in self.core.registry.depends_on(job)]
+            if any(one is not None and one.state == "failed" for one in inputs):  # it waits for that one to be mended
+                return
             await asyncio.sleep(0.02)
 
     # -- lanes ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
 from headwater.errors import DefiniteError
 from headwater.model.barrier import Barrier, BarrierKind, MutationKind
+from headwater.runtime.healing import being_healed
 from headwater.runtime.live_views import LiveViews
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch, Staged, Swap, TableState, Taken
@@ -152,6 +153,7 @@ class Dataflow:
             self.uncommitted += [(int(barrier.epoch.prev), s) for s in segments]
         contribution.resets += sorted(staged.resets)
         self.core.delivery.contribute(contribution)
+        self.core.row_counts.contribute(contribution)
         return contribution
 
     def _paused_before(self, barrier: Barrier) -> bool:
@@ -232,6 +234,7 @@ class Dataflow:
             if self.core.capture.stream_lost(result["subject"], error):
                 return
             heals = self.core.capture.table_failed(result["subject"], error)
+            error = being_healed(error) if heals else error
             self.core.job_failed(result["subject"], error, contribution, retrying=heals)
         elif result.get("captured"):
             self.core.capture.take_result(result, contribution, staged)

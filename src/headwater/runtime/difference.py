@@ -41,7 +41,7 @@ async def covering_epoch(core: EngineCore, table: TableBackfill, high: int) -> t
     raise TransientError(
         "VERIFY_TOO_SLOW",
         f"the engine did not reach the position of the comparison in {WAIT_S:.0f} s",
-        hint="RESUME it if it is paused, or try again when it has caught up",
+        hint="RESUME, if it is paused, or try again when it has caught up",
     )
 
 

@@ -33,6 +33,7 @@ class Functions:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
+        self.broken: set[str] = set()  # those that are stored and could not be loaded
 
     def load(self) -> None:
         """Register what is stored; a function that cannot be loaded stops only what uses it."""
@@ -44,6 +45,7 @@ class Functions:
                 self.register(name, self._loaded(stored["target"]), stored["returns"])
             except HeadwaterError as error:
                 log.warning("function %s: %s", name, error)
+                self.broken.add(name)
                 self.core.record_error(None, name, error, retrying=False)
 
     def register(self, name: str, function: Callable[..., Any], returns: str) -> None:
@@ -73,6 +75,7 @@ class Functions:
         function = self._loaded(target)
         await self.core.jobs.run("query", "analyse", lambda: self.register(name, function, statement.returns))
         self.core.meta.set_setting(_SETTING + name, json.dumps({"target": target, "returns": statement.returns}))
+        self.broken.discard(name)
         self.core.creating.retry()  # what failed because of it need not wait
 
     def _users(self, name: str) -> list[str]:
@@ -94,6 +97,7 @@ class Functions:
                 "DEPENDANTS_EXIST", f"function {name} is used by {', '.join(users)}", hint="drop them first"
             )
         self.core.meta.set_setting(_SETTING + name, _DROPPED)
+        self.broken.discard(name)
 
 
 def _anywhere(target: str) -> str:

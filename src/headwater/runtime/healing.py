@@ -46,6 +46,12 @@ SHAPE_SUSPECTS: Final = frozenset(
 LOOK_AGAIN_S: Final = 5.0  # after a try that failed, and at a publication that the reader knows otherwise
 
 
+def being_healed(error: DefiniteError) -> DefiniteError:
+    """The error without what else could be done: a RESYNC by hand would find the table being copied already."""
+    hint = "nothing need be done: it is looked into now, and the table is copied anew if that helps"
+    return DefiniteError(error.code, error.message, detail=error.detail, hint=hint)
+
+
 class Healing:
     """See the head of this module."""
 
@@ -69,7 +75,8 @@ class Healing:
             for table in source.tables.values():
                 found = newest.get(table.table_id)
                 if table.failed and found is not None and found["retrying"]:
-                    self.table_failed(table, SourceError(found["code"], found["message"], hint=found["hint"]))
+                    error = SourceError(found["code"], found["message"], hint=f"RESYNC {table.name}")
+                    self.table_failed(table, error)
 
     def heals(self, table_id: int) -> bool:
         """A new copy of the table is about to begin, or it is about to be found that none helps."""

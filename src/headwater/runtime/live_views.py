@@ -65,6 +65,10 @@ class LiveViews:
     def sync(self) -> None:
         """Follow the registry after a commit that changed it."""
         known = self.core.registry.by_id
+        if gone := self.states.keys() - known.keys():
+            from headwater.spark.view_fetched import forget
+
+            forget(gone)
         self.states = {job_id: view for job_id, view in self.states.items() if job_id in known}
         for job_id, view in self.states.items():
             view.job = known[job_id]

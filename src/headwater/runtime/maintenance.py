@@ -17,7 +17,7 @@ from headwater.errors import DefiniteError, HeadwaterError
 from headwater.model.epoch import Epoch
 from headwater.runtime.tables import AnySegment, Swap, TableState
 from headwater.storage.checkpoint import NewSegment, Segment
-from headwater.storage.files import segment_folder
+from headwater.storage.files import segment_folder, table_folder
 from headwater.storage.segments import without_vnode
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Maintenance:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
+        self.well_at = 0.0  # when a round last went through
         self._rewritten: set[int] = set()  # tables whose deltas were found to be more than new keys
 
     async def run(self) -> None:
@@ -50,6 +51,9 @@ class Maintenance:
             try:
                 await self.collect_garbage()
                 await self.compact()
+                await self.core.row_counts.update()
+                await asyncio.to_thread(self.core.jobs.release.collect)
+                self.well_at = time.time()
             except HeadwaterError as error:
                 log.warning("house-keeping failed: %s", error)
                 self.core.record_error(None, "maintenance", error, retrying=True)
@@ -61,7 +65,17 @@ class Maintenance:
         horizon = await asyncio.to_thread(self.horizon)
         if horizon:
             paths = await asyncio.to_thread(self.core.meta.expire, horizon)
-            await asyncio.to_thread(self.core.data_dir.delete, paths)
+            if paths:
+                await asyncio.to_thread(self._delete, paths)
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        """Files of the data directory (a letter elsewhere is the user's), and with a table its folder."""
+        data_dir = self.core.data_dir
+        ours = [data_dir.relative(path) for path in paths]
+        data_dir.delete(ours)
+        known = {table_folder(table_id) for table_id in self.core.registry.by_id}
+        tables = {"/".join(path.split("/")[:2]) for path in ours if path.startswith("tables/")}
+        data_dir.remove_empty(tables - known)
 
     def horizon(self) -> int:
         """The oldest epoch that must stay readable."""

@@ -44,6 +44,18 @@ class Registry:
         """The ids of the jobs that this one reads."""
         return [int(i) for i in job.spec.get("inputs", ())]
 
+    def tables_behind(self, job: JobRow) -> list[JobRow]:
+        """The tables that a view reads, directly or through other views."""
+        found: dict[int, JobRow] = {}
+        todo = self.depends_on(job)
+        while todo:
+            row = self.by_id.get(todo.pop())
+            if row is not None and row.kind == "table":
+                found[row.id] = row
+            elif row is not None:
+                todo += self.depends_on(row)
+        return [found[i] for i in sorted(found)]
+
     def dependants(self, job_id: int) -> list[JobRow]:
         return [r for r in self.by_id.values() if job_id in self.depends_on(r)]
 

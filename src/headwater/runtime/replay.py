@@ -38,8 +38,7 @@ class Replay:
 
 def letters_of(worker: SinkWorker) -> list[dict[str, Any]]:
     """The letters of a sink that wait."""
-    rows = worker.core.meta.dead_letter_rows()
-    return [r for r in rows if r["sink_id"] == worker.job_id and not r["replayed"]]
+    return [r for r in worker.core.meta.dead_letter_rows(worker.job_id) if not r["replayed"]]
 
 
 async def replay_letters(worker: SinkWorker, loop: DeliveryLoop, options: Any) -> int:
@@ -68,7 +67,7 @@ async def settle_replay(worker: SinkWorker, loop: DeliveryLoop, options: Any, fo
 async def _deliver(worker: SinkWorker, loop: DeliveryLoop, options: Any) -> None:
     core, epoch = worker.core, worker.replaying.epoch
     source = worker.source()
-    paths = [str(r["path"]) for r in core.meta.dead_letter_rows() if r["id"] in worker.replaying.ids]
+    paths = [str(r["path"]) for r in core.meta.dead_letter_rows(worker.job_id) if r["id"] in worker.replaying.ids]
 
     def frame() -> Any:
         from headwater.spark.delivery import replay_batch

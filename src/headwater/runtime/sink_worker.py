@@ -101,6 +101,7 @@ class SinkWorker:
         self._stopping = False
         self._given_up = False  # what a thread of ours still does must not be published
         self.failed = False
+        self.well_at = 0.0  # when it last delivered, or had nothing to deliver
         self._state = job.state
 
     @property
@@ -128,7 +129,8 @@ class SinkWorker:
         self._wake.set()
 
     def _unsaved(self) -> list[dict[str, Any]]:
-        saved = {str(r["path"]) for r in self.core.meta.dead_letter_rows()}
+        paths = [letter["path"] for letter in self._handed_over]
+        saved = {str(r["path"]) for r in self.core.meta.dead_letter_rows(self.job_id, paths)}
         return [letter for letter in self._handed_over if letter["path"] not in saved]
 
     def recovered(self) -> None:
@@ -446,6 +448,7 @@ class SinkWorker:
         self._must_reach = None
         self._dirty = True
         self.failed = False
+        self.well_at = time.time()
         self._state = "live"
         self.core.report_progress(self.job_id, phase="live", waiting_for="")
         self.core.progress_of(self.job_id).finish()

@@ -121,6 +121,10 @@ class SourceRuntime:
         """What stands in the way of the stream."""
         return self.lost or (self.reader.last_error if self.reader is not None else None)
 
+    @property
+    def connected(self) -> bool:
+        return self.reader is not None and self.reader.connected
+
     def goal(self) -> int | None:
         """What the server has by now, as far as we have heard; None while it is not heard of."""
         if self.reader is None or not self.reader.connected:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+
+from headwater.barrier.progress import JobProgress
+from headwater.model.epoch import MAX_EPOCH
+from headwater.runtime.row_counts import RowCount
+from headwater.storage.checkpoint import JobRow
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
@@ -23,10 +29,34 @@ def _progress_row(core: EngineCore, job_id: int, now: float) -> dict[str, Any]:
     progress = core.progress_of(job_id)
     if job.kind == "table" and not job.spec.get("captured") and not progress.finished:
         progress.finish()
+    row = _row(core, job, progress, now)
+    if job.kind == "view" and not row["waiting_for"]:
+        copied = [one.name for one in core.registry.tables_behind(job) if is_first_copy(one)]
+        row["waiting_for"] = f"the copy of {', '.join(copied)}" if copied else None
+    return row
+
+
+def is_first_copy(job: JobRow) -> bool:
+    """Whether a captured table does not have all its rows yet."""
+    return job.state == "creating" and job.live_epoch == MAX_EPOCH
+
+
+def _row(core: EngineCore, job: JobRow, progress: JobProgress, now: float) -> dict[str, Any]:
+    was_live = job.state == "failed" and job.live_epoch != MAX_EPOCH
     row = progress.row(now)
     if core.executors.waiting_for:
         row["waiting_for"] = core.executors.waiting_for
+    if progress.finished or was_live:
+        row = with_count(row, job, core.row_counts.of)
     return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
+
+
+def with_count(row: dict[str, Any], job: JobRow, count: Callable[[JobRow], RowCount]) -> dict[str, Any]:
+    """Of a table or view that is there: the rows that it holds, and the epoch that they were counted at."""
+    if job.kind not in ("table", "view"):
+        return row
+    found = count(job)
+    return {**row, "rows": found.rows, "rows_epoch": found.epoch or None}
 
 
 def status_of(core: EngineCore) -> dict[str, Any]:
@@ -63,5 +93,16 @@ def picture(core: Any) -> dict[str, Any]:
         "progress": list(progress.values()),
         "sources": core.catalogue.sources(),
         "log_stores": core.catalogue.log_stores(),
-        "errors": [{**e, "at": e["at"].isoformat()} for e in core.catalogue.errors()[-ERRORS_SHOWN:]],
+        "errors": [_as_text(e) for e in shown_errors(core.catalogue.errors())],
     }
+
+
+def shown_errors(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest, and the last of each kind that is open, however long ago it was; in their order."""
+    last = set({(e["job_id"], e["name"], e["code"]): i for i, e in enumerate(errors)}.values())
+    first = len(errors) - ERRORS_SHOWN
+    return [e for i, e in enumerate(errors) if i >= first or (e["ended_at"] is None and i in last)]
+
+
+def _as_text(error: dict[str, Any]) -> dict[str, Any]:
+    return {**error, **{name: error[name] and error[name].isoformat() for name in ("at", "ended_at")}}

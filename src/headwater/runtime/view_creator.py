@@ -196,8 +196,8 @@ class ViewCreator:
             job = self.core.registry.by_id.get(input_id)
             if job is None:
                 return "an input that was dropped"
-            if job.kind == "view" and job.state != "live":
-                return f"view {job.name} ({job.state})"
+            if job.state == "failed" or (job.kind == "view" and job.state != "live"):
+                return f"{job.kind} {job.name} ({job.state})"
         return ""
 
     def _report(self, manager: LocalBarrierManager) -> None:

@@ -276,7 +276,7 @@ class _OneTable:
 
         change = compare(relation, self.table.plans, self.table.follows)
         if (change or change.widened) and self.table.policy == "exception":
-            raise shape_changed(relation, str(change))
+            raise shape_changed(relation, str(change), retyped=bool(change.retyped))
         keys = {p.name for p in self.table.plans if p.key_position is not None}  # these keep their type
         wider = self.table.widens and not keys.issuperset(change.widened)
         if (change and self.table.policy != "ignore") or wider:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from headwater.model.schema import OP, OP_UPSERT, SEQ, VNODE, Schema
 from headwater.spark.row_writer import writable
 from headwater.spark.segment_index import SegmentIndex, TooLarge
-from headwater.storage.checkpoint import Segment
+from headwater.storage.checkpoint import NewSegment, Segment
 from headwater.storage.files import DataDir, segment_path
 from headwater.storage.segments import VnodeFilter, newest_per_key, read_segments, write_segment
 
@@ -80,7 +80,7 @@ class KeysOnce:
 
     def run(self) -> Iterator[dict[str, Any]]:
         names = list(self.schema.key)
-        where = _of_vnodes(self.first, self.end, self.vnode_count)
+        where = vnodes_between(self.first, self.end, self.vnode_count)
         rows = read_segments(self.data_dir, self.schema, self.paths, [*names, OP], where)
         deletes = pc.any(pc.not_equal(rows.column(OP), OP_UPSERT)).as_py()
         once = not deletes and rows.group_by(names).aggregate([]).num_rows == rows.num_rows
@@ -136,15 +136,15 @@ class FoldVnodes:
 
     def _read(self, paths: Sequence[str]) -> pa.Table:
         return read_segments(
-            self.data_dir, self.schema, paths, where=_of_vnodes(self.first, self.end, self.vnode_count)
+            self.data_dir, self.schema, paths, where=vnodes_between(self.first, self.end, self.vnode_count)
         )
 
 
-def _of_vnodes(first: int, end: int, vnode_count: int) -> VnodeFilter:
+def vnodes_between(first: int, end: int, vnode_count: int) -> VnodeFilter:
     return VnodeFilter((pc.field(VNODE) >= first) & (pc.field(VNODE) < end), vnode_count)
 
 
-def _ranges(segments: Sequence[Segment], vnode_count: int) -> Iterator[tuple[int, int]]:
+def vnode_ranges(segments: Sequence[Segment | NewSegment], vnode_count: int) -> Iterator[tuple[int, int]]:
     """The vnodes of a table in parts of about FOLDED_ROWS: rows are spread evenly over them."""
     wanted = max(sum(s.rows for s in segments) // FOLDED_ROWS, sum(s.bytes for s in segments) // FOLDED_BYTES)
     parts = max(1, min(vnode_count, wanted))
@@ -159,7 +159,7 @@ def fold_tasks(
     deltas = tuple(s.path for s in segments if s.kind == "delta")
     return [
         FoldVnodes(data_dir, table_id, folder, schema, base, deltas, first, end, vnode_count)
-        for first, end in _ranges(segments, vnode_count)
+        for first, end in vnode_ranges(segments, vnode_count)
     ]
 
 
@@ -167,5 +167,5 @@ def once_tasks(data_dir: DataDir, schema: Schema, segments: Sequence[Segment], v
     paths = tuple(s.path for s in segments)
     return [
         KeysOnce(data_dir, segments[0].table_id, schema, paths, first, end, vnode_count)
-        for first, end in _ranges(segments, vnode_count)
+        for first, end in vnode_ranges(segments, vnode_count)
     ]

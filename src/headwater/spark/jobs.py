@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from pyspark.sql import SparkSession
 
 from headwater.errors import DefiniteError
+from headwater.spark.release import Release
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class JobRunner:
         self._ids = itertools.count(1)
         self._threads = {name: ThreadPoolExecutor(size, thread_name_prefix=name) for name, size in POOLS.items()}
         self._running: set[str] = set()
+        self.release = Release()
 
     async def run(self, pool: str, stage: str, work: Callable[[], T], *, subject: int | None = None) -> T:
         """`subject`: whose work it is, for `cancel`; not counted apart, or every table would be a metric of its own."""
@@ -62,6 +64,7 @@ class JobRunner:
         finally:
             self._running.discard(group)
             self._count(stage, self._jobs_of(group))
+            self.release.job_ended()
 
     def _context(self) -> Any:
         """The SparkContext, where the session has one (Spark Connect has not)."""

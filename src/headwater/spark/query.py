@@ -89,7 +89,7 @@ def _damaged(text: str) -> DefiniteError:
         "SEGMENT_DAMAGED",
         "a file of the data directory cannot be read",
         detail=found[0] if found else "",
-        hint="put it back from a backup, then RECOVER; a captured table can be copied anew: headwater resync TABLE",
+        hint="put it back from a backup, then RECOVER; or DROP the table, with CASCADE, and CREATE it again",
     )
 
 

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, Final
@@ -254,6 +254,22 @@ def _keep(spark: SparkSession, frame: DataFrame, key: Hashable, shapes: Sequence
             _suspects.discard(shapes[0])
         else:
             _suspects.update(shapes)
+
+
+def forget(view_ids: Collection[int]) -> None:
+    """Of views that are gone: their plans, alone or with others, and what was learnt about them."""
+
+    def is_gone(shape: Hashable) -> bool:
+        return isinstance(shape, tuple) and shape[0] in view_ids
+
+    with _lock:
+        for plans in _plans.values():
+            for key in [k for k in plans if isinstance(k, tuple) and any(map(is_gone, k[2:]))]:
+                del plans[key]
+        for shapes in (_refused, _suspects):
+            shapes.difference_update([shape for shape in shapes if is_gone(shape)])
+        for view_id in view_ids:
+            _too_many.pop(view_id, None)
 
 
 def is_suspect(work: Work) -> bool:

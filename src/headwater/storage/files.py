@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,6 +44,10 @@ class DataDir:
     def url(self, relative: str) -> str:
         """What Spark and pyarrow can open."""
         return f"{self.root.rstrip('/')}/{relative}"
+
+    def relative(self, url: str) -> str:
+        """The way back of `url`; what lies elsewhere stays as it is."""
+        return url.removeprefix(f"{self.root.rstrip('/')}/")
 
     def filesystem(self) -> tuple[pafs.FileSystem, str]:
         """The file system and the root inside it."""
@@ -90,9 +94,15 @@ class DataDir:
             os.chmod(path, FILE)
 
     def delete(self, relatives: Iterable[str]) -> int:
-        """Delete files, or directories, that may be gone already; gives how many were there."""
+        """Delete files, or directories, that may be gone already; gives how many were there.
+
+        The folder of a run (`segment_folder`) goes with its last file.
+        """
         count = 0
+        folders: set[str] = set()
         for relative in relatives:
+            if is_run_folder(folder := relative.rpartition("/")[0]):
+                folders.add(folder)
             fs, path = self.path(relative)
             info = fs.get_file_info(path)
             if info.type == pafs.FileType.File:
@@ -101,7 +111,26 @@ class DataDir:
             elif info.type == pafs.FileType.Directory:
                 fs.delete_dir(path)
                 count += 1
+        self.remove_empty(folders)
         return count
+
+    def remove_empty(self, folders: Iterable[str]) -> None:
+        """Remove folders that hold nothing; others, and those that are gone, stay as they are."""
+        if not self.is_local:
+            return  # an object store has no folders
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path(folder)[1])
+
+    def entries(self, relative: str) -> Iterator[tuple[str, bool]]:
+        """What a folder holds, one level deep, relative to the data directory: (path, whether it is a folder)."""
+        fs, path = self.path(relative)
+        if self.is_local:  # names alone: a folder may hold a hundred thousand
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as found:
+                yield from ((f"{relative}/{e.name}", e.is_dir(follow_symlinks=False)) for e in found)
+            return
+        for info in fs.get_file_info(pafs.FileSelector(path, allow_not_found=True)):
+            yield f"{relative}/{info.base_name}", info.type == pafs.FileType.Directory
 
     def list(self, relative: str) -> list[tuple[str, int]]:
         """All files below a folder with their sizes, relative to the data directory."""
@@ -148,4 +177,18 @@ def segment_path(table_id: int, folder: str | None = None) -> str:
 
 
 def segment_folder(table_id: int) -> str:
+    """A fresh folder for the segments of one run: what a failed one has written can be deleted as a whole."""
     return f"tables/{table_id}/{uuid.uuid4().hex}"
+
+
+def is_run_folder(folder: str) -> bool:
+    return folder.startswith("tables/") and folder.count("/") == 2
+
+
+def table_folder(table_id: int) -> str:
+    return f"tables/{table_id}"
+
+
+def control_file(table_id: int) -> str:
+    """What a running copy of a table looks into: its rate limit."""
+    return f"control/{table_id}.json"

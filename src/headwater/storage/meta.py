@@ -31,13 +31,14 @@ from headwater.storage.apply import (
     changed_setting,
     forget_before,
     get_setting,
+    groups,
     set_pin,
     set_setting,
 )
 from headwater.storage.checkpoint import Contribution, JobRow, Segment, SplitRow
 from headwater.storage.connection import connect, is_locked, meta_error
 
-MAIN_LANE: Final = "main"
+MAIN_LANE: Final = t.MAIN_LANE
 MAX_ERRORS_KEPT: Final = 1000  # newest rows of hw_errors; enough for a day of one error a minute
 # A commit of ours takes milliseconds; a server that holds its lock longer has lost us and has not noticed yet.
 LOCK_TIMEOUT_S: Final = 10
@@ -220,8 +221,10 @@ class MetaStore:
             )
 
     def last_epoch_of_all(self) -> int:
+        c = t.epochs.c
         with self.read() as db:
-            return int(db.execute(sa.select(sa.func.max(t.epochs.c.epoch))).scalar() or 0)
+            lanes = [sa.select(sa.func.max(c.epoch)).where(c.lane == lane) for lane in groups(db, c.lane)]
+            return max((int(db.execute(query).scalar() or 0) for query in lanes), default=0)
 
     def epoch_rows(self, lane: str = MAIN_LANE) -> list[dict[str, Any]]:
         with self.read() as db:
@@ -332,7 +335,9 @@ class MetaStore:
 
     def segments_at(self, table_id: int, epoch: int) -> list[Segment]:
         c = t.segments.c
-        return self._segments(c.table_id == table_id, c.added_epoch <= epoch, c.removed_epoch > epoch)
+        # By the index of removals, in which the present ones are together; by the other one a table's whole retained
+        # history would be gone through. `+ 0` keeps SQLite, which knows no numbers, from choosing that one.
+        return self._segments(c.table_id == table_id, c.added_epoch + 0 <= epoch, c.removed_epoch > epoch)
 
     def change_segments(self, table_id: int, after: int, upto: int) -> list[Segment]:
         """The segments of the change log of (after, upto]."""
@@ -448,16 +453,30 @@ class MetaStore:
                     retrying=retrying,
                 )
             )
-            newest = db.execute(sa.select(sa.func.max(t.errors.c.id))).scalar() or 0
-            db.execute(t.errors.delete().where(t.errors.c.id <= newest - MAX_ERRORS_KEPT))
+            _forget_errors(db)
+
+    def end_errors(self, job_id: int | None, name: str, code: str, *, upto_s: float) -> None:
+        """The errors of this kind that are open and happened by then are over now."""
+        c = t.errors.c
+        whose = c.job_id.is_(None) if job_id is None else c.job_id == job_id
+        where = (c.ended_at.is_(None), whose, c.name == name, c.code == code, c.at <= upto_s)
+        with self.write() as db:
+            db.execute(t.errors.update().where(*where).values(ended_at=self.now_s()))
 
     def error_rows(self) -> list[dict[str, Any]]:
         with self.read() as db:
             return [dict(r._mapping) for r in db.execute(sa.select(t.errors).order_by(t.errors.c.id))]
 
-    def dead_letter_rows(self) -> list[dict[str, Any]]:
+    def dead_letter_rows(self, sink_id: int | None = None, paths: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """All, those of a sink, or those of a sink in these files."""
+        c = t.dead_letters.c
+        query = sa.select(t.dead_letters).order_by(c.id)
+        if sink_id is not None:
+            query = query.where(c.sink_id == sink_id)
+        if paths is not None:
+            query = query.where(c.path.in_(paths))
         with self.read() as db:
-            return [dict(r._mapping) for r in db.execute(sa.select(t.dead_letters).order_by(t.dead_letters.c.id))]
+            return [dict(r._mapping) for r in db.execute(query)]
 
     def mark_replayed(self, ids: Sequence[int]) -> None:
         with self.write() as db:
@@ -472,6 +491,15 @@ def _changes(table_id: int, after: int, upto: int) -> tuple[sa.ColumnElement[boo
     return c.table_id == table_id, c.added_epoch > after, c.added_epoch <= upto, c.is_change == sa.true()
 
 
+def _forget_errors(db: sa.Connection) -> None:
+    """All but the newest; of those that are open the last of each kind stays, however many others came since."""
+    c, newer = t.errors.c, t.errors.alias()
+    newest = int(db.execute(sa.select(sa.func.max(c.id))).scalar() or 0)
+    same = (newer.c.name == c.name, newer.c.code == c.code, newer.c.job_id.is_not_distinct_from(c.job_id))
+    again = sa.exists().where(newer.c.id > c.id, *same)
+    db.execute(t.errors.delete().where(c.id <= newest - MAX_ERRORS_KEPT, c.ended_at.is_not(None) | again))
+
+
 def _limit_lock_wait(db: sa.Connection) -> None:
     if db.dialect.name == "postgresql":
         db.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
@@ -479,7 +507,9 @@ def _limit_lock_wait(db: sa.Connection) -> None:
 
 def _ids_of(db: sa.Connection, epoch: int, contribution: Contribution) -> dict[int, int]:
     c = t.segments.c
-    by_path = {row.path: row.id for row in db.execute(sa.select(c.path, c.id).where(c.added_epoch == epoch))}
+    tables = {s.table_id for s in contribution.segments_added}
+    query = sa.select(c.path, c.id).where(c.table_id.in_(tables), c.added_epoch == epoch)
+    by_path = {row.path: row.id for row in db.execute(query)}
     return {i: by_path[s.path] for i, s in enumerate(contribution.segments_added)}
 
 

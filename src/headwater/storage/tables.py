@@ -10,7 +10,8 @@ from typing import Final
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+MAIN_LANE: Final = "main"
 
 metadata = sa.MetaData()
 
@@ -58,6 +59,7 @@ segments = sa.Table(
     sa.Column("removed_epoch", sa.BigInteger, nullable=False),
     sa.Index("segments_by_table", "table_id", "added_epoch"),
     sa.Index("segments_by_removal", "removed_epoch"),
+    sa.Index("segments_present", "table_id", "removed_epoch"),
 )
 
 resets = sa.Table(
@@ -129,6 +131,7 @@ errors = sa.Table(
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("hint", sa.Text, nullable=False),
     sa.Column("retrying", sa.Boolean, nullable=False),
+    sa.Column("ended_at", sa.Float),
 )
 
 dead_letters = sa.Table(
@@ -143,7 +146,14 @@ dead_letters = sa.Table(
     sa.Column("path", sa.Text, nullable=False),
     sa.Column("rows", sa.BigInteger, nullable=False),
     sa.Column("replayed", sa.Boolean, nullable=False),
+    sa.Index("dead_letters_by_sink", "sink_id", "path"),
 )
 
 # One entry per step from version n to n + 1, each a list of SQL statements; a fresh store is created at SCHEMA_VERSION.
-MIGRATIONS: Final[dict[int, list[str]]] = {}
+MIGRATIONS: Final[dict[int, list[str]]] = {
+    1: [
+        "ALTER TABLE errors ADD COLUMN ended_at FLOAT",
+        "CREATE INDEX segments_present ON segments (table_id, removed_epoch)",
+        "CREATE INDEX dead_letters_by_sink ON dead_letters (sink_id, path)",
+    ],
+}

@@ -184,7 +184,7 @@ def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tol
     keys = {p.name for p in plans if p.key_position is not None}
     lost = {*change.gone, *change.moved}
     if change.retyped or (lost and (not tolerant or keys & lost)):
-        raise shape_changed(relation, str(change))
+        raise shape_changed(relation, str(change), retyped=bool(change.retyped))
     primary = tuple(c.name for c in relation.columns if c.key)
     if keys and relation.replica_identity == "d" and keys != set(primary):
         # Also of inserts: two rows may have the same values in what is our key.
@@ -200,11 +200,15 @@ def bind(relation: Relation, plans: Sequence[ColumnPlan], *, changing: bool, tol
     return slots
 
 
-def shape_changed(relation: Relation, what: str) -> DefiniteError:
+def shape_changed(relation: Relation, what: str, *, retyped: bool = True) -> DefiniteError:
+    # Not every other type can be taken, and only the source's catalogue says which one it is.
+    hint = "RESYNC the table to take its new definition"
+    if retyped:
+        hint += "; if its type cannot be taken, DROP it, with CASCADE if views or sinks read it, and CREATE it again"
     return DefiniteError(
         "SOURCE_SCHEMA_CHANGED",
         f"table {relation.namespace}.{relation.name} is not as it was captured: {what}",
-        hint="RESYNC the table to take its new definition",
+        hint=hint,
     )
 
 
