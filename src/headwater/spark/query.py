@@ -28,7 +28,9 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError, Usag
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, Column, Schema, quoted
 from headwater.model.types import arrow_type
 from headwater.spark.segment import dense_number
+from headwater.sql.reading import too_deep
 
+_TOO_DEEP: Final = ("FAILED_TO_PARSE_TOO_COMPLEX",)
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*(.*)")
 
 _NULL: Final = re.compile(r"column \S+ must have a value")
@@ -53,6 +55,8 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
         return disk_full()
     if condition == "PATH_NOT_FOUND" or (condition.startswith("FAILED_READ_FILE") and "FileNotFound" not in text):
         return _damaged(text)
+    if "StackOverflowError" in text or condition in _TOO_DEEP:
+        return too_deep()
     if isinstance(error, ParseException):
         return UsageError("SQL_SYNTAX", "the query cannot be read", detail=condition)
     if isinstance(error, AnalysisException):
@@ -144,7 +148,7 @@ def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence
     width = _width(query)
     if width is not None and width != len(columns):
         raise UsageError("COLUMN_COUNT", f"{width} values for {len(columns)} columns")
-    text = query.sql(dialect="spark")
+    text = query.sql(dialect="spark", comments=False)
     source = f"({text})" if not isinstance(query, exp.Values) else text
     outputs = []
     with explained():
