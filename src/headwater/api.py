@@ -29,16 +29,15 @@ class Table:
         self.name = name
 
     def df(self, epoch: int | None = None) -> Any:
-        """Its rows at an epoch (the last committed one by default), as a Spark DataFrame."""
+        """Its rows at an epoch (the last committed one by default), as a Spark DataFrame.
+
+        What it reads is kept as long as the DataFrame itself is.
+        """
         core = self._engine.core
         job = core.registry.find(self.name, "table", "view")
         if epoch is None:
-            core.queries.check_readable(job)
             self._engine.call(core.writes.settle())
-            epoch = core.meta.committed_epoch()
-        else:
-            core.queries.check_epoch(job, epoch)
-        return core.queries.visible(job, epoch)
+        return core.queries.table_frame(job, epoch)
 
     def changes(self, from_epoch: int, to_epoch: int) -> Any:
         """The changes of the epochs in (from_epoch, to_epoch], with `_change_type` and `_commit_version`."""
@@ -57,8 +56,11 @@ class Engine:
         settings: Mapping[str, str] | None = None,
         meta_url: str | None = None,
         http: str = "127.0.0.1:0",
+        allow_python: bool = False,
     ) -> None:
+        """`allow_python`: over the endpoint, too, statements may bring code; those of this object always may."""
         self._arguments = (str(data_dir), master, dict(settings or {}), meta_url, http)
+        self._allow_python = allow_python
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._ready: Future[None] = Future()
@@ -96,7 +98,9 @@ class Engine:
         self._begun.set()
         try:
             host, port = parse_address(http)
-            self.core = EngineCore(data_dir, master=master, settings=settings, meta_url=meta_url)
+            self.core = EngineCore(
+                data_dir, master=master, settings=settings, meta_url=meta_url, allow_python=self._allow_python
+            )
         except BaseException as error:
             self._ready.set_exception(error)
             return

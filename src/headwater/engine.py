@@ -37,6 +37,7 @@ from headwater.errors import (
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
 from headwater.model.schema import Schema
+from headwater.model.trust import Trust
 from headwater.runtime.applied import AppliedStatements
 from headwater.runtime.capture import Capture
 from headwater.runtime.catalogue import Catalogue
@@ -81,7 +82,16 @@ STEP_S: Final = 0.8
 class EngineCore:
     """Everything of one running engine. Made and used on the event loop; implements LaneHost and the HTTP Backend."""
 
-    def __init__(self, data_dir: str, *, master: str | None, settings: Mapping[str, str], meta_url: str | None) -> None:
+    def __init__(
+        self,
+        data_dir: str,
+        *,
+        master: str | None,
+        settings: Mapping[str, str],
+        meta_url: str | None,
+        allow_python: bool = False,
+    ) -> None:
+        self.allow_python = allow_python  # from holders of the admin token (`runtime/trust.py`)
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
         check_master(self.master)
@@ -378,11 +388,11 @@ class EngineCore:
 
     # -- HTTP backend -----------------------------------------------------------------------------------------------
 
-    async def sql(self, statement: str) -> Any:
+    async def sql(self, statement: str, trust: Trust = Trust.ADMIN) -> Any:
         from headwater.server.http import SqlResult
 
         try:
-            results = await self.commands.execute(statement)
+            results = await self.commands.execute(statement, trust=trust)
         except HeadwaterError:
             raise
         except asyncio.CancelledError:

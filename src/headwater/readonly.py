@@ -27,6 +27,8 @@ READING = (s.Query, s.Show, s.Describe, s.Explain, s.SetVariable)
 class ReadOnlyEngine:
     """Looks enough like an EngineCore for queries, the catalogue and SHOW; everything that moves is missing."""
 
+    allow_python = False
+
     def __init__(self, data_dir: Path) -> None:
         self.meta = MetaStore(existing_meta_store(data_dir))
         self.data_dir = DataDir(str(data_dir.absolute()))

@@ -129,6 +129,9 @@ def run(
         str | None, typer.Option("--meta-store", envvar="HEADWATER_META_STORE", help="URL of a shared meta store")
     ] = None,
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="end when nothing is left to do")] = False,
+    allow_python: Annotated[
+        bool, typer.Option("--allow-python", help="take code (CREATE FUNCTION, connector='python') over the endpoint")
+    ] = False,
 ) -> None:
     """Run an engine: apply a file, show progress, go on until ctrl-C.
 
@@ -142,7 +145,7 @@ def run(
     parse_address(http)
     from headwater.api import Engine
 
-    engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http)
+    engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http, allow_python=allow_python)
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
