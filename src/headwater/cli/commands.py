@@ -137,7 +137,7 @@ def run(
 
     Example: headwater run pipeline.sql --set barrier_interval_ms=500
     """
-    from headwater.cli.statements import apply_file, check_text
+    from headwater.cli.statements import apply_file, check_text, note
 
     text = read_text(file) if file is not None else ""
     check_text(text)  # a wrong file is refused before anything starts
@@ -154,7 +154,7 @@ def run(
             else:
                 sys.stderr.write(f"headwater runs on {data_dir}; page: {engine.core.endpoint.page}\n")
                 sys.stderr.flush()
-            apply_file(engine, text)
+            apply_file(engine, text, logging.getLogger("headwater").info if Options.log_json else note)
             caught_up = _watch(engine, stopping, until_caught_up)
             stopping.set()  # a signal from now on finds the stop under way
             if engine.fatal is not None:
