@@ -67,11 +67,29 @@ def _options(
 
 def configure_logging(*, json_lines: bool, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if json_lines else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonFormatter() if json_lines else PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("headwater").setLevel(level)
     for noisy in ("py4j", "uvicorn", "uvicorn.error", "httpx"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+class PlainFormatter(logging.Formatter):
+    """One line a record, and a traceback below it, further in: no text of others can look like a record of ours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(map(_visible, record.message))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("  " + "".join(map(_visible, line)) for line in lines)
+
+
+def _visible(character: str) -> str:
+    """A control character as Python writes it: a terminal would obey it, or begin a line."""
+    plain = character.isprintable() or character == " "
+    return character if plain else character.encode("unicode_escape").decode()
 
 
 class JsonFormatter(logging.Formatter):

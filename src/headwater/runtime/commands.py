@@ -93,11 +93,17 @@ class Commands:
         async for statement in _parsed(text):
             found = None
             if isinstance(statement, s.Query):
-                self._divide(statement)
-                found = await self._frame(statement)
+                found = await self._divided_frame(statement)
             elif (result := await self._run(statement, NO_STATES)) is not None:
                 found = await asyncio.to_thread(_result_frame, self.core.spark, result)
         return found
+
+    async def _divided_frame(self, statement: s.Query) -> Any:
+        try:
+            self._divide(statement)
+            return await self._frame(statement)
+        except RecursionError as error:
+            raise too_deep() from error
 
     def _divide(self, statement: s.Statement) -> None:
         """In a query of Postgres' dialect: what is divided there without a fraction."""

@@ -55,7 +55,7 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
         return disk_full()
     if condition == "PATH_NOT_FOUND" or (condition.startswith("FAILED_READ_FILE") and "FileNotFound" not in text):
         return _damaged(text)
-    if "StackOverflowError" in text or condition in _TOO_DEEP:
+    if isinstance(error, RecursionError) or "StackOverflowError" in text or condition in _TOO_DEEP:
         return too_deep()
     if isinstance(error, ParseException):
         return UsageError("SQL_SYNTAX", "the query cannot be read", detail=condition)
