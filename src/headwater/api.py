@@ -30,16 +30,15 @@ class Table:
         self.name = name
 
     def df(self, epoch: int | None = None) -> Any:
-        """Its rows at an epoch (the last committed one by default), as a Spark DataFrame."""
+        """Its rows at an epoch (the last committed one by default), as a Spark DataFrame.
+
+        What it reads is kept as long as the DataFrame itself is.
+        """
         core = self._engine.core
         job = core.registry.find(self.name, "table", "view")
         if epoch is None:
-            core.queries.check_readable(job)
             self._engine.call(core.writes.settle())
-            epoch = core.meta.committed_epoch()
-        else:
-            core.queries.check_epoch(job, epoch)
-        return core.queries.visible(job, epoch)
+        return core.queries.table_frame(job, epoch)
 
     def changes(self, from_epoch: int, to_epoch: int) -> Any:
         """The changes of the epochs in (from_epoch, to_epoch], with `_change_type` and `_commit_version`."""
@@ -59,10 +58,13 @@ class Engine:
         meta_url: str | None = None,
         http: str = "127.0.0.1:0",
         spark_conf: Mapping[str, str] | None = None,
+        allow_python: bool = False,
     ) -> None:
+        """`allow_python`: over the endpoint, too, statements may bring code; those of this object always may."""
         # Absolute at once: the process may go elsewhere before it starts.
         self._arguments = (str(data_directory(data_dir)), master, dict(settings or {}), meta_url, http)
         self._spark_conf = dict(spark_conf or {})
+        self._allow_python = allow_python
         self._thread: threading.Thread | None = None
         self._begun = threading.Event()
         self._ready: Future[None] = Future()
@@ -101,7 +103,12 @@ class Engine:
         try:
             host, port = parse_address(http)
             self.core = EngineCore(
-                data_dir, master=master, settings=settings, meta_url=meta_url, spark_conf=self._spark_conf
+                data_dir,
+                master=master,
+                settings=settings,
+                meta_url=meta_url,
+                spark_conf=self._spark_conf,
+                allow_python=self._allow_python,
             )
         except BaseException as error:
             self._ready.set_exception(error)

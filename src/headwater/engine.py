@@ -37,6 +37,7 @@ from headwater.limits import require_open_files
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
 from headwater.model.schema import Schema
+from headwater.model.trust import Trust
 from headwater.runtime.applied import AppliedStatements
 from headwater.runtime.capture import Capture
 from headwater.runtime.catalogue import Catalogue
@@ -96,7 +97,9 @@ class EngineCore:
         settings: Mapping[str, str],
         meta_url: str | None,
         spark_conf: Mapping[str, str] | None = None,
+        allow_python: bool = False,
     ) -> None:
+        self.allow_python = allow_python  # from holders of the admin token (`runtime/trust.py`)
         self.local_dir = data_directory(data_dir)
         self.master = master or default_master()
         check_master(self.master)
@@ -443,11 +446,11 @@ class EngineCore:
 
     # -- HTTP backend -----------------------------------------------------------------------------------------------
 
-    async def sql(self, statement: str) -> Any:
+    async def sql(self, statement: str, trust: Trust = Trust.ADMIN) -> Any:
         from headwater.server.http import SqlResult
 
         try:
-            results = await self.commands.execute(statement)
+            results = await self.commands.execute(statement, trust=trust)
         except HeadwaterError:
             raise
         except asyncio.CancelledError:

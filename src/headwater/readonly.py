@@ -28,6 +28,8 @@ READING = READS
 class ReadOnlyEngine:
     """Looks enough like an EngineCore for queries, the catalogue and SHOW; everything that moves is missing."""
 
+    allow_python = False
+
     def __init__(self, data_dir: Path) -> None:
         data_dir = data_directory(data_dir)
         self.meta = MetaStore(existing_meta_store(data_dir))

@@ -78,6 +78,24 @@ def configure_logging(*, json_lines: bool, level: int) -> None:
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
+class PlainFormatter(logging.Formatter):
+    """One line a record, and a traceback below it, further in: no text of others can look like a record of ours."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = "".join(map(_visible, record.message))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("  " + "".join(map(_visible, line)) for line in lines)
+
+
+def _visible(character: str) -> str:
+    """A control character as Python writes it: a terminal would obey it, or begin a line."""
+    plain = character.isprintable() or character == " "
+    return character if plain else character.encode("unicode_escape").decode()
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line."""
 
@@ -140,12 +158,15 @@ def run(
     ] = None,
     spark_conf: SparkConf = None,
     until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="end when nothing is left to do")] = False,
+    allow_python: Annotated[
+        bool, typer.Option("--allow-python", help="take code (CREATE FUNCTION, connector='python') over the endpoint")
+    ] = False,
 ) -> None:
     """Run an engine: apply a file, show progress, go on until ctrl-C.
 
     Example: headwater run pipeline.sql --set barrier_interval_ms=500
     """
-    from headwater.cli.statements import apply_file, check_text
+    from headwater.cli.statements import apply_file, check_text, note
 
     text = read_text(file) if file is not None else ""
     check_text(text)  # a wrong file is refused before anything starts
@@ -153,8 +174,15 @@ def run(
     parse_address(http)
     from headwater.api import Engine
 
-    conf = spark_settings(spark_conf)
-    engine = Engine(data_dir, master=master, settings=settings, meta_url=meta, http=http, spark_conf=conf)
+    engine = Engine(
+        data_dir,
+        master=master,
+        settings=settings,
+        meta_url=meta,
+        http=http,
+        spark_conf=spark_settings(spark_conf),
+        allow_python=allow_python,
+    )
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
@@ -167,7 +195,7 @@ def run(
             if waiting := engine.core.executors.waiting_for:
                 sys.stderr.write(f"waiting: {waiting}\n")
                 sys.stderr.flush()
-            apply_file(engine, text)
+            apply_file(engine, text, logging.getLogger("headwater").info if Options.log_json else note)
             caught_up = _watch(engine, stopping, until_caught_up)
             stopping.set()  # a signal from now on finds the stop under way
             if engine.fatal is not None:

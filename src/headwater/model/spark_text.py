@@ -7,12 +7,17 @@ nothing is known of, and so are written as they were.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import TokenType
+
+# It logs whole statements, with the values in them; what is wrong with one is said to whoever has sent it.
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
 
 # log10, log2: other bits. to_char: without its format. parse_json: left out. percentile_cont, percentile_disc: would be
 # approximate, and in ascending order always.
@@ -51,3 +56,10 @@ class SparkText(Spark):
             "LISTAGG": _listagg,
             "STRING_AGG": _listagg,
         }
+
+        def _parse_types(self, *args: Any, **kwargs: Any) -> Any:
+            """`struct(…)` is a call: read as a type first, each level would be read twice, 2^n times in all."""
+            following = getattr(self._next, "token_type", None)
+            if getattr(self._curr, "token_type", None) is TokenType.STRUCT and following is TokenType.L_PAREN:
+                return None
+            return super()._parse_types(*args, **kwargs)

@@ -13,12 +13,15 @@ from headwater.errors import UsageError
 from headwater.model.barrier import Mutation, MutationKind
 from headwater.model.epoch import MAX_EPOCH
 from headwater.model.schema import Column, Schema, keyed, quoted
+from headwater.model.trust import Trust
 from headwater.runtime.catalogue import columns_of, moment
 from headwater.runtime.queries import Result, json_value
 from headwater.runtime.registry import schema_of
+from headwater.runtime.trust import check_trust
 from headwater.sql import statements as s
 from headwater.sql.create import check_type, checked
 from headwater.sql.parser import parse
+from headwater.sql.reading import too_deep
 from headwater.sql.whole_numbers import divide_whole_numbers
 from headwater.storage.checkpoint import NO_STATES, Contribution, JobRow, States
 from headwater.storage.files import control_file
@@ -69,25 +72,40 @@ class Commands:
             s.Explain: self._explain,
         }
 
-    async def execute(self, text: str, states: States = NO_STATES) -> list[Result | None]:
+    async def execute(
+        self, text: str, states: States = NO_STATES, *, trust: Trust = Trust.OWNER
+    ) -> list[Result | None]:
         """Run statements in order; the first that fails ends them. `states` are committed with what they change."""
         results: list[Result | None] = []
         async for statement in _parsed(text):
-            self._divide(statement)
-            results.append(await self.run(statement, states))
+            check_trust(statement, trust, allow_code=self.core.allow_python)
+            results.append(await self._run(statement, states))
         return results
+
+    async def _run(self, statement: s.Statement, states: States) -> Result | None:
+        try:
+            self._divide(statement)
+            return await self.run(statement, states)
+        except RecursionError as error:  # while it was analysed: nothing has been made yet
+            raise too_deep() from error
 
     async def frame(self, text: str) -> Any:
         """As `execute`, but a query at the end comes back as a DataFrame."""
         found = None
         async for statement in _parsed(text):
-            self._divide(statement)
             found = None
             if isinstance(statement, s.Query):
-                found = await self._frame(statement)
-            elif (result := await self.run(statement)) is not None:
+                found = await self._divided_frame(statement)
+            elif (result := await self._run(statement, NO_STATES)) is not None:
                 found = await asyncio.to_thread(_result_frame, self.core.spark, result)
         return found
+
+    async def _divided_frame(self, statement: s.Query) -> Any:
+        try:
+            self._divide(statement)
+            return await self._frame(statement)
+        except RecursionError as error:
+            raise too_deep() from error
 
     def _divide(self, statement: s.Statement) -> None:
         """In a query of Postgres' dialect: what is divided there without a fraction."""
@@ -103,8 +121,7 @@ class Commands:
 
     async def _frame(self, statement: s.Query) -> Any:
         await self.core.writes.settle()
-        epoch = self.core.meta.committed_epoch()
-        return await self.core.jobs.run("query", "query", lambda: self.core.queries.frame(statement.query, epoch))
+        return await self.core.jobs.run("query", "query", lambda: self.core.queries.lasting_frame(statement.query))
 
     async def run(self, statement: s.Statement, states: States = NO_STATES) -> Result | None:
         if not isinstance(statement, READS):

@@ -93,13 +93,13 @@ async def resync_difference(table: TableBackfill) -> None:
     core = table.core
     splits = list(table.splits.values())
     async with standing(table, max(x.high for x in splits)) as (epoch, position):
-        core.queries.reading[id(splits)] = epoch
+        core.queries.reading.epochs[id(splits)] = epoch
         try:
             copy = [x.segment for x in splits if x.segment is not None]
             await add_unseen(core, table.handing_all(position), position, copy, stage="resync")
             await handed_over(table, await prepare(table, epoch, position, copy))
         finally:
-            core.queries.reading.pop(id(splits), None)
+            core.queries.reading.epochs.pop(id(splits), None)
 
 
 @asynccontextmanager

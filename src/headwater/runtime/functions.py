@@ -58,6 +58,25 @@ class Functions:
 
         return load_function(target)
 
+    def has(self, statement: s.CreateFunction) -> bool:
+        """Whether the function is there as it is defined; UsageError if it is there as another one."""
+        name = statement.name.lower()
+        stored = self.core.meta.settings(_SETTING).get(name, _DROPPED)
+        if stored == _DROPPED:
+            return False
+        known = json.loads(stored)
+        same = known["target"] == _anywhere(statement.target) and _plain(known["returns"]) == _plain(statement.returns)
+        if not same and statement.or_replace:
+            return False
+        if not same:
+            raise UsageError(
+                "DEFINITION_DIFFERS",
+                f"function {name} exists with another definition",
+                detail=f"stored: RETURNS {known['returns']} … AS '{known['target']}'",
+                hint=f"CREATE OR REPLACE FUNCTION {name} …, or give the new one another name",
+            )
+        return True
+
     async def create(self, statement: s.CreateFunction) -> None:
         name = statement.name.lower()
         stored = self.core.meta.settings(_SETTING).get(name, _DROPPED)
@@ -82,7 +101,7 @@ class Functions:
         return [job.name for job in self.core.registry.of_kind("view") if name in functions_of(job)]
 
     def _refuse_other_type(self, name: str, old: str, new: str) -> None:
-        if "".join(old.lower().split()) != "".join(new.lower().split()) and (users := self._users(name)):
+        if _plain(old) != _plain(new) and (users := self._users(name)):
             what = f"function {name} gives {old}, which {', '.join(users)} store"
             raise UsageError("DEPENDANTS_EXIST", what, hint=f"RETURNS {old}, or drop them first")
 
@@ -98,6 +117,10 @@ class Functions:
             )
         self.core.meta.set_setting(_SETTING + name, _DROPPED)
         self.broken.discard(name)
+
+
+def _plain(kind: str) -> str:
+    return "".join(kind.lower().split())
 
 
 def _anywhere(target: str) -> str:

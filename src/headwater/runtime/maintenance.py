@@ -62,11 +62,9 @@ class Maintenance:
     # -- garbage ----------------------------------------------------------------------------------------------------
 
     async def collect_garbage(self) -> None:
-        horizon = await asyncio.to_thread(self.horizon)
-        if horizon:
-            paths = await asyncio.to_thread(self.core.meta.expire, horizon)
-            if paths:
-                await asyncio.to_thread(self._delete, paths)
+        paths = await asyncio.to_thread(self._expire)
+        if paths:
+            await asyncio.to_thread(self._delete, paths)
 
     def _delete(self, paths: Sequence[str]) -> None:
         """Files of the data directory (a letter elsewhere is the user's), and with a table its folder."""
@@ -77,12 +75,18 @@ class Maintenance:
         tables = {"/".join(path.split("/")[:2]) for path in ours if path.startswith("tables/")}
         data_dir.remove_empty(tables - known)
 
+    def _expire(self) -> list[str]:
+        """Nobody begins to read between the look at who reads what and the forgetting of the rest."""
+        with self.core.queries.reading.gate:
+            horizon = self.horizon()
+            return self.core.meta.expire(horizon) if horizon else []
+
     def horizon(self) -> int:
         """The oldest epoch that must stay readable."""
         committed = self.core.meta.committed_epoch()
         kept_ms = int((time.time() - self.core.parameters["retention_s"]) * 1000)
         epochs = [int(Epoch.at_unix_ms(kept_ms)), committed]
-        epochs += self.core.queries.reading.values()
+        epochs += self.core.queries.reading.held()
         epochs += self.core.meta.pin_rows().values()
         epochs += [v.consumed_epoch for v in self.core.dataflow.live_views.states.values()]
         oldest = min(epochs)

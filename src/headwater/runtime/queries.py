@@ -8,8 +8,7 @@ import decimal
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +18,7 @@ from sqlglot import exp
 from headwater.errors import UsageError
 from headwater.model.schema import Schema, quoted
 from headwater.model.vnode import vnodes_of_values
+from headwater.runtime.reading import Hold, Reading
 from headwater.runtime.registry import schema_of
 from headwater.sink.encode import date_text, flat, timestamp_text
 from headwater.sql.binding import TableRef, bind
@@ -44,12 +44,11 @@ class Result:
 
 
 class Queries:
-    """See the head of this module. `reading` holds the epochs of running queries, which garbage collection respects."""
+    """See the head of this module. What queries read is in `reading`, which garbage collection respects."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.reading: dict[int, int] = {}
-        self._next = 0
+        self.reading = Reading(core.meta.committed_epoch)
 
     async def run(self, query: exp.Expression) -> Result:
         await self.core.writes.settle()
@@ -58,24 +57,51 @@ class Queries:
     def run_blocking(self, query: exp.Expression) -> Result:
         from headwater.spark.query import explained, with_plain_intervals
 
-        epoch = self.core.meta.committed_epoch()
-        with self._reading(epoch), explained():
-            frame = with_plain_intervals(self.frame(query, epoch))
+        with self.reading.hold() as hold, explained():
+            frame = with_plain_intervals(self.frame(query, hold))
             names = unique_names(frame.columns)
-            return Result(names, json_rows(frame, names), epoch)
+            return Result(names, json_rows(frame, names), hold.epoch)
 
-    def frame(self, query: exp.Expression, epoch: int, target: tuple[int, Schema] | None = None) -> Any:
-        """The query as a DataFrame at an epoch; `hw_target` stands for all columns of one table (UPDATE, DELETE)."""
+    def frame(self, query: exp.Expression, hold: Hold, target: tuple[int, Schema] | None = None) -> Any:
+        """The query as a DataFrame at the hold's epoch, which must last until its rows have been read.
+
+        `hw_target` stands for all columns of one table (UPDATE, DELETE).
+        """
         from headwater.spark.query import run_sql
 
         sql, refs = bind(query)
         tables = {}
         for ref in refs:
             if target is not None and ref.name == TARGET:
-                tables[ref.placeholder] = self.snapshot(*target, epoch, ref.constants)
+                tables[ref.placeholder] = self.snapshot(*target, hold.epoch, ref.constants)
             else:
-                tables[ref.placeholder] = self._bound(ref, epoch)
+                tables[ref.placeholder] = self._bound(ref, hold)
         return run_sql(self.core.spark, sql, tables)
+
+    def lasting_frame(self, query: exp.Expression) -> Any:
+        """A DataFrame for whoever reads it when they like."""
+        return self._lasting(lambda hold: self.frame(query, hold))
+
+    def table_frame(self, job: JobRow, epoch: int | None) -> Any:
+        """The rows of a table at an epoch, the last committed one if none is given, as `lasting_frame` has them."""
+        return self._lasting(lambda hold: self.visible(job, self._asked(job, epoch, hold)))
+
+    def _lasting(self, make: Callable[[Hold], Any]) -> Any:
+        hold = self.reading.hold()
+        try:
+            frame = make(hold)
+        except BaseException:
+            hold.release()
+            raise
+        hold.follow(frame)
+        return frame
+
+    def _asked(self, job: JobRow, epoch: int | None, hold: Hold) -> int:
+        if epoch is None:
+            self.check_readable(job)
+            return hold.epoch
+        hold.back_to(epoch)
+        return self.check_epoch(job, epoch)
 
     def snapshot(self, table_id: int, schema: Schema, epoch: int, constants: Constants = NO_CONSTANTS) -> Any:
         """All columns, hidden ones included; only the vnodes that can hold the constants, if they fix the key."""
@@ -89,19 +115,18 @@ class Queries:
 
     # -- binding ----------------------------------------------------------------------------------------------------
 
-    def _bound(self, ref: TableRef, epoch: int) -> Any:
+    def _bound(self, ref: TableRef, hold: Hold) -> Any:
         if ref.catalogue:
             return self.core.catalogue.frame(ref.name)
         job = self.core.registry.find(ref.name, "table", "view")
         if ref.changes is not None:
-            return self._changes(job, *ref.changes)
+            return self._changes(job, *ref.changes, hold)
+        past: int | None = None
         if ref.version is not None:
-            epoch = self._version(job, ref.version)
+            past = self._version(ref.version)
         elif ref.timestamp is not None:
-            epoch = self._at_timestamp(job, ref.timestamp)
-        else:
-            self.check_readable(job)
-        return self.visible(job, epoch, ref.constants)
+            past = self._at_timestamp(job, ref.timestamp)
+        return self.visible(job, self._asked(job, past, hold), ref.constants)
 
     def check_readable(self, job: JobRow) -> None:
         """Refuses a view whose rows are not those of the last epoch."""
@@ -116,12 +141,11 @@ class Queries:
                 hint="hw_catalog.hw_errors says why; VERSION AS OF an earlier epoch reads what it held",
             )
 
-    def _version(self, job: JobRow, text: str) -> int:
+    def _version(self, text: str) -> int:
         try:
-            epoch = int(text.strip("'\""))
+            return int(text.strip("'\""))
         except ValueError:
             raise UsageError("SQL_SYNTAX", "VERSION AS OF takes an epoch") from None
-        return self.check_epoch(job, epoch)
 
     def check_epoch(self, job: JobRow, epoch: int) -> int:
         """The epoch itself, if it is committed and retained and the job was there."""
@@ -156,12 +180,13 @@ class Queries:
                 f"nothing of {job.name} is retained from that moment",
                 detail=f"retained: {first} to {self.core.meta.committed_epoch()}",
             )
-        return self.check_epoch(job, epoch)
+        return epoch
 
-    def _changes(self, job: JobRow, after: int, upto: int) -> Any:
-        """`table_changes('t', E1, E2)`: the changes of the epochs in (E1, E2]."""
+    def _changes(self, job: JobRow, after: int, upto: int, hold: Hold) -> Any:
+        """`table_changes('t', E1, E2)`: the changes of the epochs in (E1, E2]; what was there at E1 is read, too."""
         from headwater.spark.changes import change_feed
 
+        hold.back_to(max(after, job_start(job)))
         first, last = self.core.meta.oldest_epoch(), self.core.meta.committed_epoch()
         if after > upto:
             raise UsageError("EPOCH_RANGE", "the first epoch of table_changes is after the last")
@@ -173,16 +198,6 @@ class Queries:
                 hint="SELECT epoch FROM hw_catalog.hw_epochs",
             )
         return change_feed(self.core, job, after, upto)
-
-    @contextmanager
-    def _reading(self, epoch: int) -> Iterator[None]:
-        self._next += 1
-        ticket = self._next
-        self.reading[ticket] = epoch
-        try:
-            yield
-        finally:
-            del self.reading[ticket]
 
 
 def vnodes_wanted(schema: Schema, constants: Constants, vnode_count: int) -> list[int] | None:

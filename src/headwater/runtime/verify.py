@@ -83,7 +83,7 @@ async def _verify(core: EngineCore, table: TableBackfill, *, repair: bool) -> li
         try:
             await _read_source(core, table, splits, copy)
             async with standing(table, copy.high, wanted=repair) as (epoch, position):
-                core.queries.reading[id(copy)] = epoch
+                core.queries.reading.epochs[id(copy)] = epoch
                 state = CapturedState(table, floor, floor, (), (floor,), (copy.low,), replaces=True)
                 await add_unseen(core, state, position, copy.segments, stage="verify")
                 rows, bounds = await _compare(core, table, copy, epoch)
@@ -94,7 +94,7 @@ async def _verify(core: EngineCore, table: TableBackfill, *, repair: bool) -> li
                     await _repair(table, copy, epoch, position, rows, bounds)
             return rows
         finally:
-            core.queries.reading.pop(id(copy), None)
+            core.queries.reading.epochs.pop(id(copy), None)
             core.forget_files([s.path for s in copy.segments])
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from sqlglot import exp
 from headwater.errors import TransientError, UsageError, disk_full, is_disk_full
 from headwater.model.schema import ROW_ID, Column, Schema
 from headwater.runtime.queries import TARGET
+from headwater.runtime.reading import Hold
 from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch
 from headwater.sql import statements as s
@@ -86,7 +87,7 @@ class Writes:
             rows = self._selection(statement.alias, schema, changes, statement.where, job.id)
             moves = any(k in changes for k in schema.key)
             segments = await self._segments(
-                job.id, schema, rows[0], lambda: self._update_frame(rows, schema, moves), "delta"
+                job.id, schema, rows[0], lambda hold: self._update_frame(rows, schema, moves, hold), "delta"
             )
             self.hand_over(job.id, segments, states)
 
@@ -96,7 +97,9 @@ class Writes:
         async with self.lock(job.id):
             await self.settle()
             rows = self._selection(statement.alias, schema, {}, statement.where, job.id)
-            segments = await self._segments(job.id, schema, rows[0], lambda: self._delete_frame(rows, schema), "delta")
+            segments = await self._segments(
+                job.id, schema, rows[0], lambda hold: self._delete_frame(rows, schema, hold), "delta"
+            )
             self.hand_over(job.id, segments, states)
 
     # -- pieces -----------------------------------------------------------------------------------------------------
@@ -181,28 +184,28 @@ class Writes:
     async def _query_segments(
         self, table_id: int, schema: Schema, columns: list[Column], query: exp.Expression
     ) -> list[NewSegment]:
-        def frame() -> Any:
+        def frame(hold: Hold) -> Any:
             from headwater.spark.query import insert_frame
 
-            source = self.core.queries.frame(query, self.core.meta.committed_epoch())
+            source = self.core.queries.frame(query, hold)
             row_id = self._take_row_ids(table_id, BULK_NUMBERS) if schema.keyless else 0
             return insert_frame(source, columns, schema, row_id)
 
         return await self._segments(table_id, schema, query, frame, "base" if schema.keyless else "delta")
 
     async def _segments(
-        self, table_id: int, schema: Schema, query: exp.Expression, frame: Any, kind: str
+        self, table_id: int, schema: Schema, query: exp.Expression, frame: Callable[[Hold], Any], kind: str
     ) -> list[NewSegment]:
-        """Run one Spark job that writes changes of a table as segments."""
+        """Run one Spark job that writes changes of a table as segments; what it reads is held meanwhile."""
         seq_base = self.core.sequence.take(BULK_NUMBERS)
 
         def write() -> Any:
             from headwater.spark.query import explained
             from headwater.spark.segment import write_frame
 
-            with explained():
+            with self.core.queries.reading.hold() as hold, explained():
                 return write_frame(
-                    frame(),
+                    frame(hold),
                     self.core.data_dir,
                     table_id,
                     schema,
@@ -259,21 +262,21 @@ class Writes:
             query = query.where(where.copy())
         return query, alias, table_id
 
-    def _selected(self, rows: tuple[exp.Expression, str, int], schema: Schema) -> Any:
+    def _selected(self, rows: tuple[exp.Expression, str, int], schema: Schema, hold: Hold) -> Any:
         query, _, table_id = rows
-        return self.core.queries.frame(query, self.core.meta.committed_epoch(), target=(table_id, schema))
+        return self.core.queries.frame(query, hold, target=(table_id, schema))
 
-    def _update_frame(self, rows: tuple[exp.Expression, str, int], schema: Schema, moves: bool) -> Any:
+    def _update_frame(self, rows: tuple[exp.Expression, str, int], schema: Schema, moves: bool, hold: Hold) -> Any:
         from headwater.spark.query import checked_columns, tombstones
 
-        selected = self._selected(rows, schema)
+        selected = self._selected(rows, schema, hold)
         new = checked_columns(selected, schema, upserts=True)
         return tombstones(selected, schema).unionByName(new) if moves else new
 
-    def _delete_frame(self, rows: tuple[exp.Expression, str, int], schema: Schema) -> Any:
+    def _delete_frame(self, rows: tuple[exp.Expression, str, int], schema: Schema, hold: Hold) -> Any:
         from headwater.spark.query import tombstones
 
-        return tombstones(self._selected(rows, schema), schema)
+        return tombstones(self._selected(rows, schema, hold), schema)
 
 
 def _is_inline(query: exp.Expression) -> bool:

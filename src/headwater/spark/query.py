@@ -28,8 +28,10 @@ from headwater.errors import DefiniteError, HeadwaterError, TransientError, Usag
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, ROW_ID, Column, Schema, quoted
 from headwater.model.types import arrow_type
 from headwater.spark.segment import dense_number
+from headwater.sql.reading import too_deep
 from headwater.storage.shared import NOT_SHARED
 
+_TOO_DEEP: Final = ("FAILED_TO_PARSE_TOO_COMPLEX",)
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*(.*)")
 
 _NULL: Final = re.compile(r"column \S+ must have a value")
@@ -58,6 +60,8 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
         return _missing(text)
     if condition.startswith("FAILED_READ_FILE"):
         return _gone() if "FileNotFound" in text else _damaged(text)
+    if isinstance(error, RecursionError) or "StackOverflowError" in text or condition in _TOO_DEEP:
+        return too_deep()
     if isinstance(error, ParseException):
         return UsageError("SQL_SYNTAX", "the query cannot be read", detail=condition)
     if isinstance(error, AnalysisException):
@@ -168,7 +172,7 @@ def rows_of_values(spark: SparkSession, query: exp.Expression, columns: Sequence
     width = _width(query)
     if width is not None and width != len(columns):
         raise UsageError("COLUMN_COUNT", f"{width} values for {len(columns)} columns")
-    text = query.sql(dialect="spark")
+    text = query.sql(dialect="spark", comments=False)
     source = f"({text})" if not isinstance(query, exp.Values) else text
     outputs = []
     with explained():

@@ -27,11 +27,18 @@ from headwater.storage.private import UMASK, WORKERS_UMASK, current_umask
 LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 UTF8_LOCALE: Final = "C.UTF-8"  # there without any package, on Debian, Fedora and wherever glibc is of 2022 or newer
 POOLS: Final = Path(__file__).with_name("pools.xml")
+# A text is what it is: Spark would put values of the environment into `${env:NAME}`, wherever in a statement it stands,
+# and take `text.`/path`` for a table. Set in every session again: one beside another may not have inherited them.
+UNTOUCHED: Final[dict[str, str]] = {
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.runSQLOnFiles": "false",
+}
 SETTINGS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    **UNTOUCHED,
     "spark.scheduler.mode": "FAIR",
     "spark.scheduler.allocation.file": POOLS.as_uri(),
     # Files are listed one by one from the meta store: listing them must never become a Spark job of its own.
@@ -225,7 +232,7 @@ def _session_beside(session: SparkSession, settings: dict[str, str]) -> SparkSes
     found = _beside.get(key)
     if found is None:
         found = session.newSession()
-        for name, value in settings.items():
+        for name, value in {**UNTOUCHED, **settings}.items():
             found.conf.set(name, value)
         if prepare := _preparing.get(session):
             prepare(session, found)

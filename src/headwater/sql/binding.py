@@ -1,7 +1,8 @@
 """The tables inside a query: which it reads, at which epoch; and the query with placeholders in their place.
 
 `SELECT … FROM orders VERSION AS OF 123` becomes `SELECT … FROM <placeholder> AS orders`; the caller registers a
-DataFrame under each placeholder. Names of CTEs are left alone.
+DataFrame under each placeholder. Names of CTEs are left alone, and so are the functions that `reach.py` allows. Nothing
+else is: to Spark a name may be a path.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlglot import exp
-from sqlglot.optimizer.scope import traverse_scope
 
 from headwater.errors import UsageError
+from headwater.sql.reach import source_function
 
 _numbers = itertools.count(1)
 
@@ -46,7 +47,7 @@ def bind(query: exp.Expression) -> tuple[str, list[TableRef]]:
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(ref.name, quoted=True))
         extra = {k: v for k in ("joins", "laterals", "pivots", "sample") if (v := table.args.get(k))}
         table.replace(exp.Table(this=exp.to_identifier(ref.placeholder), alias=alias, **extra))
-    return tree.sql(dialect="spark"), refs
+    return tree.sql(dialect="spark", comments=False), refs
 
 
 def table_names(query: exp.Expression) -> list[str]:
@@ -55,17 +56,38 @@ def table_names(query: exp.Expression) -> list[str]:
 
 
 def _external_tables(tree: exp.Expression) -> list[exp.Table]:
-    inside: set[int] = set()
-    for scope in traverse_scope(tree):
-        ctes = {name.lower() for name in scope.cte_sources}
-        for table in scope.tables:
-            if isinstance(table.this, exp.Identifier):
-                own = bool(table.db) or table.name.lower() not in ctes
-            else:
-                own = _function_name(table).lower() == "table_changes"  # any other function is Spark's
-            if own:
-                inside.add(id(table))
-    return [t for t in tree.find_all(exp.Table) if id(t) in inside]
+    """Those that are no CTE, wherever they stand: in a subquery of a function's argument, too."""
+    return [table for table in tree.find_all(exp.Table) if _is_ours(table)]
+
+
+def _is_ours(table: exp.Table) -> bool:
+    if table.find_ancestor(exp.Hint) is not None:  # /*+ BROADCAST(t) */ names what FROM has
+        return False
+    if not isinstance(table.this, exp.Identifier):
+        return source_function(table.this) == "table_changes"  # the others are Spark's
+    return bool(table.db) or table.name.lower() not in _ctes_in_force(table)
+
+
+def _ctes_in_force(table: exp.Table) -> Iterator[str]:
+    """The names, in lower case, that WITH has given where the table stands.
+
+    Inside WITH a name is known to those that come after it, and to itself if it is recursive.
+    """
+    below: exp.Expr = table
+    for above in _ancestors(table):
+        if isinstance(above, exp.With):
+            names = [cte.alias.lower() for cte in above.expressions]
+            own = next((i for i, cte in enumerate(above.expressions) if cte is below), 0)
+            yield from names[: own + 1] if above.recursive else names[:own]
+        elif (given := above.args.get("with_")) is not None and given is not below:
+            yield from (cte.alias.lower() for cte in given.expressions)
+        below = above
+
+
+def _ancestors(node: exp.Expr) -> Iterator[exp.Expr]:
+    while node.parent is not None:
+        node = node.parent
+        yield node
 
 
 def _reference(table: exp.Table) -> TableRef:
@@ -82,14 +104,11 @@ def _reference(table: exp.Table) -> TableRef:
     version = timestamp = None
     moment = table.args.get("version")
     if moment is not None:
+        if moment.expression is None:
+            raise UsageError("SQL_SYNTAX", "VERSION AS OF takes an epoch, TIMESTAMP AS OF a moment")
         text = moment.expression.sql(dialect="spark")
         version, timestamp = (text, None) if moment.name.upper() == "VERSION" else (None, text)
     return TableRef(placeholder, table.name, version=version, timestamp=timestamp, constants=constants)
-
-
-def _function_name(table: exp.Table) -> str:
-    function = table.this
-    return str(function.name if isinstance(function, exp.Anonymous) else function.sql_name())
 
 
 def _function(table: exp.Table, placeholder: str) -> TableRef:

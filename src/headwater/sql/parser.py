@@ -15,13 +15,13 @@ from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import TokenType
 
 from headwater.config import suggestion
-from headwater.errors import UsageError
+from headwater.errors import HeadwaterError, UsageError
 from headwater.model.spark_text import SparkText
 from headwater.sql import statements as s
 from headwater.sql.create import create
 from headwater.sql.cursor import Cursor
 from headwater.sql.dml import delete, insert, update
-from headwater.sql.reading import DIALECTS, first_line, parse_query, reading
+from headwater.sql.reading import DIALECTS, first_line, parse_query, reading, too_deep
 
 _EXPLAIN: Final = re.compile(r"\s*EXPLAIN\s+", re.IGNORECASE)
 KINDS: Final = ("SOURCE", "TABLE", "SINK", "VIEW")
@@ -39,7 +39,7 @@ def parse(text: str, dialect: str = "spark") -> Iterator[s.Statement]:
     rest = text
     while rest:
         for piece, after in _pieces(rest, dialect):
-            statement = _statement(piece, dialect)
+            statement = _read(piece, dialect)
             yield statement
             if isinstance(statement, s.SetVariable) and statement.name == "dialect":
                 dialect, rest = _known_dialect(statement.value), after
@@ -79,6 +79,17 @@ def _words(text: str) -> list[str]:
     return [
         t.text if t.token_type in exact else t.text.lower() for t in found if t.token_type is not TokenType.SEMICOLON
     ]
+
+
+def _read(text: str, dialect: str) -> s.Statement:
+    try:
+        return _statement(text, dialect)
+    except HeadwaterError:
+        raise
+    except RecursionError as error:
+        raise too_deep() from error
+    except Exception as error:  # that a text is odd sqlglot sometimes finds out by an IndexError or an AttributeError
+        raise UsageError("SQL_SYNTAX", "the statement cannot be read", hint="docs/sql.md has the grammar") from error
 
 
 def _statement(text: str, dialect: str) -> s.Statement:

@@ -6,6 +6,9 @@ sqlglot does the most of it. Three things it does for databases in general, and 
              and whichever there is in a full one; sqlglot joins each further table with the first one's column
     semi     the right side of a semi join has no name for it outside of FROM
     fields   `struct(x AS Total)` names a field of the value, not a column: its case is part of the data
+
+And the names of the inputs' columns are names, whatever characters they have: sqlglot would read them as SQL, so that
+`${env:X}` became `env`, and `@v` another column.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Final
 
 from sqlglot import exp
 from sqlglot.optimizer.qualify import qualify
+from sqlglot.schema import MappingSchema
 
 from headwater.view.tree import conjuncts
 
@@ -37,10 +41,20 @@ def qualified(query: exp.Query, schema: Mapping[str, object]) -> exp.Expr:
                 node.meta[_WRITTEN] = True
             case exp.Join() if node.args.get("using") or node.method == "NATURAL":
                 node.meta[_USING] = True
-    found = qualify(tree, schema=dict(schema), dialect="spark")
+    found = qualify(tree, schema=_as_they_are(schema), dialect="spark")
     for select in found.find_all(exp.Select):
         _join_by_merged_columns(select)
     return found
+
+
+def _as_they_are(schema: Mapping[str, object]) -> MappingSchema:
+    """The inputs for sqlglot, with their names in lower case, as it makes those of the query."""
+    tables: dict[str, object] = {
+        table.lower(): {str(name).lower(): kind for name, kind in columns.items()}
+        for table, columns in schema.items()
+        if isinstance(columns, dict)
+    }
+    return MappingSchema(tables, dialect="spark", normalize=False)
 
 
 def _name_apart(tree: exp.Query, columns: set[str]) -> None:
