@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from headwater.engine import EngineCore
 from headwater.errors import HeadwaterError
-from headwater.runtime.queries import Result
+from headwater.runtime.result import Result
 from headwater.server.endpoint import parse_address
 
 STOP_LIMIT_S: Final = 9.0  # a stop ends within 10 s; what does not is left behind with the process

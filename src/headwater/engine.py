@@ -37,6 +37,7 @@ from headwater.errors import (
 from headwater.model.barrier import Barrier
 from headwater.model.epoch import EpochClock
 from headwater.model.schema import Schema
+from headwater.model.trust import Trust
 from headwater.runtime.applied import AppliedStatements
 from headwater.runtime.capture import Capture
 from headwater.runtime.catalogue import Catalogue
@@ -47,6 +48,7 @@ from headwater.runtime.delivery import Delivery
 from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
+from headwater.runtime.health import BEAT_S, Health
 from headwater.runtime.maintenance import Maintenance
 from headwater.runtime.parameters import Parameters
 from headwater.runtime.queries import Queries
@@ -54,6 +56,7 @@ from headwater.runtime.registry import Registry
 from headwater.runtime.status import progress_rows, status_of
 from headwater.runtime.tables import SequenceAllocator
 from headwater.runtime.writes import Writes
+from headwater.server.connections import raise_descriptor_limit
 from headwater.server.endpoint import (
     Endpoint,
     lock_directory,
@@ -82,6 +85,7 @@ class EngineCore:
     """Everything of one running engine. Made and used on the event loop; implements LaneHost and the HTTP Backend."""
 
     def __init__(self, data_dir: str, *, master: str | None, settings: Mapping[str, str], meta_url: str | None) -> None:
+        raise_descriptor_limit()  # before Spark and the readers start, which inherit it
         self.data_dir = DataDir(data_dir)
         self.master = master or default_master()
         check_master(self.master)
@@ -130,6 +134,7 @@ class EngineCore:
         self.main = Lane(
             MAIN_LANE, self, self.clock, self.parameters.of_lanes, self.rng, paused=self.meta.setting("paused") == "1"
         )
+        self.health = Health(self.parameters.of_lanes, lambda: self.main.is_committing)
         await self.capture.start()
         self._lane_task = self.main.start()
         self._watch(self._lane_task)
@@ -140,6 +145,11 @@ class EngineCore:
         self.followed.resume()
         self.background(self.maintenance.run())
         self.background(self._watch_spark())
+
+    async def _beat(self) -> None:
+        while True:
+            self.health.beat()
+            await asyncio.sleep(BEAT_S)
 
     def _start_spark(self) -> None:
         from headwater.spark.jobs import JobRunner
@@ -158,11 +168,16 @@ class EngineCore:
         self.data_dir.delete([*stale, CACHE])
 
     async def _serve(self, host: str, port: int) -> None:
-        from headwater.server.http import make_app, serve
+        from headwater.server.http import ServerThread, make_app
 
-        token = new_token()
-        self.server = await serve(make_app(self, token, host=host), host, port)
-        self.endpoint = Endpoint(f"http://{host}:{self.server.port}", token, os.getpid(), self.generation)
+        token, read_token, loop = new_token(), new_token(), asyncio.get_running_loop()
+        self.health.watch(self.jobs)
+        self.background(self._beat())
+        self.server = ServerThread(
+            lambda: make_app(self, token, read_token=read_token, host=host, loop=loop), host, port
+        )
+        port = (await self.server.start()).port
+        self.endpoint = Endpoint(f"http://{host}:{port}", token, os.getpid(), self.generation, read_token)
         write_endpoint(self.local_dir, self.endpoint)
 
     async def stop(self) -> None:
@@ -183,6 +198,8 @@ class EngineCore:
         if hasattr(self, "jobs"):
             self.jobs.cancel("")
         ends = [self.capture.stop()] if hasattr(self, "capture") else []
+        if hasattr(self, "health"):
+            self.health.stop()
         if hasattr(self, "server"):
             remove_endpoint(self.local_dir, self.generation)
             ends.append(self.server.stop())
@@ -274,6 +291,8 @@ class EngineCore:
             log.info("lane %s recovers: it was asked to", lane)
             return
         log.warning("lane %s recovers: %s", lane, error, exc_info=failure.error)
+        if lane == MAIN_LANE:
+            self.health.failed(error.code)
         if error.code == "ENGINE_FENCED":
             self.die(error)
         job = self.registry.by_id.get(failure.job_id)
@@ -281,6 +300,7 @@ class EngineCore:
 
     def barrier_completed(self, lane: str, barrier: Barrier, seconds: float) -> None:
         if lane == MAIN_LANE:
+            self.health.completed(barrier.kind)
             self.counters.barrier(seconds)
             at = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
             self.barriers.append({"epoch": int(barrier.epoch.prev), "ms": round(seconds * 1000, 2), "at": at})
@@ -378,7 +398,7 @@ class EngineCore:
 
     # -- HTTP backend -----------------------------------------------------------------------------------------------
 
-    async def sql(self, statement: str) -> Any:
+    async def sql(self, statement: str, trust: Trust = Trust.ADMIN) -> Any:
         from headwater.server.http import SqlResult
 
         try:
@@ -397,7 +417,7 @@ class EngineCore:
         last = next((r for r in reversed(results) if r is not None), None)
         if last is None:
             return SqlResult([], [], self.meta.committed_epoch())
-        return SqlResult(last.columns, last.rows, last.epoch)
+        return SqlResult(last.columns, last.found, last.epoch)
 
     def status(self) -> dict[str, Any]:
         return status_of(self)
@@ -407,8 +427,13 @@ class EngineCore:
             self.counters.log_store_backlog(row["sink"], row["backlog_rows"])
         return self.counters.render()
 
-    def healthy(self) -> bool:
-        return not self.fatal.done() and self.jobs.alive()
+    def problem(self) -> str | None:
+        """Why the engine is not healthy; called by the server's thread."""
+        if self.fatal.done():
+            return f"the engine ends: [{self.fatal.result().code}]"
+        if not self.jobs.alive():
+            return "Spark's driver process is gone"
+        return self.health.problem()
 
 
 async def _within(limit_s: float, work: Any) -> None:

@@ -26,7 +26,7 @@ from headwater.cli.setup import register
 from headwater.config import parse_parameter, suggestion
 from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
-from headwater.server.endpoint import parse_address
+from headwater.server.endpoint import is_loopback, parse_address
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +35,10 @@ app = typer.Typer(
     help="Keeps tables, materialized views and sinks in step with live databases.",
 )
 POLL_S: Final = 0.5
+CLEAR_TEXT: Final = (
+    "--http {http} is open to the network, and tokens, statements and rows travel there in clear: put a proxy with TLS "
+    "in front, or listen on 127.0.0.1 and come through a tunnel (ssh -L)"
+)
 WIDE: Final = 1000
 ERRORS_SHOWN: Final = 5
 
@@ -146,6 +150,8 @@ def run(
     caught_up = False
     try:
         with _stop_on_signals() as stopping, engine:
+            if not is_loopback(parse_address(http)[0]):
+                _warn(CLEAR_TEXT.format(http=http))
             if Options.log_json:  # which others may keep: without the token that is in the page's address
                 logging.getLogger("headwater").info("headwater runs on %s, %s", data_dir, engine.core.endpoint.url)
             else:
@@ -163,6 +169,14 @@ def run(
         sys.stdout.flush()
         os._exit(code)
     raise typer.Exit(code)
+
+
+def _warn(text: str) -> None:
+    if Options.log_json:
+        logging.getLogger("headwater").warning("%s", text)
+    else:
+        sys.stderr.write(f"warning: {text}\n")
+        sys.stderr.flush()
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -277,6 +291,21 @@ def _status(data_dir: Path) -> dict[str, Any]:
 
     endpoint = running_engine(data_dir)
     return RemoteSession(endpoint).status() if endpoint is not None else offline_status(data_dir)
+
+
+@app.command()
+def token(
+    read: Annotated[bool, typer.Option("--read", help="the one that may only look, for Prometheus")] = False,
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Print the token of the running engine: for `Authorization: Bearer …`. Each engine makes new ones when it starts.
+
+    Example: headwater token --read
+    """
+    endpoint = running_engine(data_dir)
+    if endpoint is None:
+        raise UsageError("NO_ENGINE", "no engine runs on this data directory", hint="headwater run, or --data-dir")
+    sys.stdout.write((endpoint.read_token if read else endpoint.token) + "\n")
 
 
 @app.command()

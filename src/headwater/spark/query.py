@@ -51,6 +51,12 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
     condition = match[1] if match else type(error).__name__
     if "No space left on device" in text or "No space left on device" in str(error.__cause__):
         return disk_full()
+    if "spark.driver.maxResultSize" in text:
+        return DefiniteError(
+            "RESULT_TOO_LARGE",
+            "the query has more rows than Spark's driver may collect",
+            hint="use LIMIT, or read the table with Spark: spark.read.format('headwater')",
+        )
     if condition == "PATH_NOT_FOUND" or (condition.startswith("FAILED_READ_FILE") and "FileNotFound" not in text):
         return _damaged(text)
     if isinstance(error, ParseException):

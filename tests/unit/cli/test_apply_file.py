@@ -10,7 +10,7 @@ import pytest
 
 from headwater.cli.statements import apply_file
 from headwater.errors import TransientError
-from headwater.runtime.queries import Result
+from headwater.runtime.result import Result
 
 
 class ScriptedEngine:
