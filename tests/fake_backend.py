@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.errors import DefiniteError, TransientError, UsageError
+from headwater.model.trust import Trust
 from headwater.server.http import SqlResult
 from headwater.server.metrics import Metrics
 
@@ -31,6 +32,10 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.statements: list[str] = []
+        self.trusts: list[Trust] = []
+        self.cancelled: list[str] = []
+        self.errors: list[dict[str, Any]] | None = None  # None: two that are open
+        self.all_live = False
         self.paused = False
         self.is_healthy = True
         self.empty = False
@@ -38,20 +43,25 @@ class FakeBackend:
         self.counts = Metrics()
         self.counts.committed(FIRST_EPOCH)
 
-    def healthy(self) -> bool:
-        return self.is_healthy
+    def problem(self) -> str | None:
+        return None if self.is_healthy else "no epoch was completed for 47 s"
 
     def metrics(self) -> bytes:
         return self.counts.render()
 
-    async def sql(self, statement: str) -> SqlResult:
+    async def sql(self, statement: str, trust: Trust = Trust.ADMIN) -> SqlResult:
         self.statements.append(statement)
+        self.trusts.append(trust)
         match statement.strip(" ;").upper():
             case "PAUSE" | "RESUME" as word:
                 self.paused = word == "PAUSE"
                 return SqlResult([], [])
             case "FOREVER":
-                await asyncio.Event().wait()
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    self.cancelled.append(statement)
+                    raise
             case "BUG":
                 raise ValueError("secret row value")
             case "GONE":
@@ -70,6 +80,7 @@ class FakeBackend:
         now = time.time()
         step = now - self.started
         jobs = [] if self.empty else self._jobs(step)
+        jobs = [{**job, "state": "live"} for job in jobs] if self.all_live else jobs
         names = ("name", "phase", "done", "total", "percent", "rows", "bytes", "rows_per_s", "eta_s", "waiting_for")
         return {
             "engine": {
@@ -87,7 +98,7 @@ class FakeBackend:
             "progress": [{"job_id": job["id"]} | {name: job[name] for name in names} for job in jobs],
             "sources": [] if self.empty else [self._source(step)],
             "log_stores": [] if self.empty else self._log_stores(),
-            "errors": [] if self.empty else self._errors(now),
+            "errors": self.errors if self.errors is not None else [] if self.empty else self._errors(now),
         }
 
     def _barriers(self, now: float) -> list[dict[str, Any]]:

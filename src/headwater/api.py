@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from headwater.engine import EngineCore
 from headwater.errors import HeadwaterError
-from headwater.runtime.queries import Result
+from headwater.runtime.result import Result
 from headwater.server.endpoint import parse_address
 from headwater.storage.location import data_directory
 

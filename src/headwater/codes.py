@@ -29,9 +29,11 @@ STATEMENTS: Final[dict[str, str]] = {
     "READ_ONLY": "views, sinks and captured tables cannot be written to",
     "READ_ONLY_TOKEN": "the read token is for queries, SHOW, DESCRIBE and EXPLAIN",
     "RESERVED_NAME": "the name is one of Headwater's own hidden columns, or of its tables",
+    "RESULT_TOO_LARGE": "a query has more rows than Spark's driver may collect; use LIMIT, or read them with Spark",
     "SEGMENT_DAMAGED": "a file of the data directory is unreadable; put it back from a backup, then RECOVER",
     "SEGMENT_GONE": "a file that the query needs was removed while it ran; run it again",
     "SEGMENT_MISSING": "a file of the data directory is not there; put it back, then RECOVER",
+    "STATEMENT_TIMEOUT": "the query took longer than statement_timeout_s and was cancelled",
     "SQL_INVALID": "the statement is well-formed, but its names or types are wrong",
     "SQL_SYNTAX": "the statement cannot be read",
     "SQL_TOO_DEEP": "parentheses, calls or subqueries are nested too deeply; long lists and chains are not deep",
@@ -87,6 +89,7 @@ ENGINE: Final[dict[str, str]] = {
     "DATA_DIRECTORY_NOT_SHARED": "a host of the cluster does not see the engine's data directory; mount it there",
     "DATA_DIRECTORY_UNSUPPORTED": "the data directory is a path; URLs other than file:// are not for this version",
     "DATA_DIRECTORY_UNUSABLE": "the data directory cannot be made or written to",
+    "ENGINE_BUSY": "the engine does not answer the HTTP endpoint in time; /healthz says why",
     "ENGINE_RUNNING": "another engine runs on this data directory",
     "ENGINE_STOPPING": "the engine is stopping",
     "EPOCH_FAILED": "an epoch failed and is tried again",
@@ -112,11 +115,14 @@ ENGINE: Final[dict[str, str]] = {
     "SPARK_SECRET": "a standalone cluster wants the secret of its master and workers; HEADWATER_SPARK_SECRET names it",
     "SPARK_SETTING_REFUSED": "a setting of Spark that the engine relies on, or that would hold a secret",
     "SPARK_START": "Spark could not be started; check --master, Java and memory",
+    "NO_ENGINE": "no engine runs on this data directory",
 }
 
 CONFIGURATION: Final[dict[str, str]] = {
     "CHECK_FAILED": "`headwater check` found something to put right at the source",
     "BAD_REQUEST": "the HTTP request cannot be understood",
+    "BODY_TOO_LARGE": "an HTTP request is too large; send several statements of fewer rows",
+    "CLIENT_GONE": "the client has left before its answer was there; its query was cancelled",
     "FILE_EXISTS": "a file that would be written exists already",
     "FILE_UNWRITABLE": "a file cannot be written",
     "FILE_UNREADABLE": "a file cannot be read",
@@ -124,6 +130,7 @@ CONFIGURATION: Final[dict[str, str]] = {
     "FOREIGN_ORIGIN": "a request from a foreign web page is refused",
     "HTTP_NOT_STARTED": "the HTTP endpoint could not be started",
     "HTTP_PORT_TAKEN": "the address of --http is in use",
+    "LENGTH_REQUIRED": "an HTTP request must say how long its body is (Content-Length)",
     "LITERAL_SECRET": "a secret in clear; write ${ENV} or ${file:path}",
     "METHOD_NOT_ALLOWED": "the path does not take this HTTP method",
     "MISSING_OPTION": "a required option is missing",
@@ -135,12 +142,12 @@ CONFIGURATION: Final[dict[str, str]] = {
     "OPTION_VALUE": "an option has a value that it cannot have",
     "PARAMETER_FIXED": "a system parameter that cannot change after the data directory was made",
     "PARAMETER_RANGE": "a system parameter is out of its range",
-    "REQUEST_TOO_LARGE": "an HTTP request is too large",
     "SECRET_MISSING": "the environment variable or file of a secret is not there",
     "TOKEN_REFUSED": "the token is missing or wrong; endpoint.json has it",
     "UNKNOWN_CONNECTOR": "there is no connector of this name",
     "UNKNOWN_PARAMETER": "there is no system parameter of this name",
     "USAGE": "the command line is wrong; --help shows what it takes",
+    "TOO_MANY_STATEMENTS": "too many statements wait at the HTTP endpoint; try again in a moment",
 }
 
 SOURCES: Final[dict[str, str]] = {

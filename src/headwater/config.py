@@ -30,6 +30,7 @@ PARAMETERS: Final[dict[str, Parameter]] = {
         Parameter("barrier_interval_ms", 1000, 10, 600_000, "time between two barriers"),
         Parameter("checkpoint_frequency", 1, 1, 1000, "every how many barriers one is a checkpoint"),
         Parameter("retention_s", 3600, 0, 10 * 365 * 86_400, "how long past epochs stay readable"),
+        Parameter("statement_timeout_s", 0, 0, 30 * 86_400, "how long a query may run; 0: as long as it takes"),
         Parameter("vnode_count", 256, 2, 32_768, "vnodes of every table; fixed at creation", fixed=True),
     )
 }

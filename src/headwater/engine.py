@@ -50,6 +50,7 @@ from headwater.runtime.error_log import ErrorLog
 from headwater.runtime.executors import Executors
 from headwater.runtime.followed import Followed
 from headwater.runtime.functions import Functions
+from headwater.runtime.health import BEAT_S, Health
 from headwater.runtime.maintenance import Maintenance
 from headwater.runtime.owner_watch import OwnerWatch
 from headwater.runtime.parameters import Parameters
@@ -157,6 +158,7 @@ class EngineCore:
         self.main = Lane(
             MAIN_LANE, self, self.clock, self.parameters.of_lanes, self.rng, paused=self.meta.setting("paused") == "1"
         )
+        self.health = Health(self.parameters.of_lanes, lambda: self.main.is_committing)
         if shared:
             await self._begin()
         await self._serve(http_host, http_port)
@@ -188,6 +190,11 @@ class EngineCore:
         await self._begin()
         self._resume()
 
+    async def _beat(self) -> None:
+        while True:
+            self.health.beat()
+            await asyncio.sleep(BEAT_S)
+
     def _start_spark(self) -> None:
         from headwater.spark.jobs import JobRunner
         from headwater.spark.session import make_session
@@ -203,11 +210,16 @@ class EngineCore:
         return sweep
 
     async def _serve(self, host: str, port: int) -> None:
-        from headwater.server.http import make_app, serve
+        from headwater.server.http import ServerThread, make_app
 
-        token = new_token()
-        self.server = await serve(make_app(self, token, host=host), host, port)
-        self.endpoint = Endpoint(f"http://{host}:{self.server.port}", token, os.getpid(), self.generation)
+        token, read_token, loop = new_token(), new_token(), asyncio.get_running_loop()
+        self.health.watch(self.jobs)
+        self.background(self._beat())
+        self.server = ServerThread(
+            lambda: make_app(self, token, read_token=read_token, host=host, loop=loop), host, port
+        )
+        port = (await self.server.start()).port
+        self.endpoint = Endpoint(f"http://{host}:{port}", token, os.getpid(), self.generation, read_token)
         write_endpoint(self.local_dir, self.endpoint)
 
     async def stop(self) -> None:
@@ -230,6 +242,8 @@ class EngineCore:
         if hasattr(self, "jobs"):
             self.jobs.cancel("")
         ends = [self.capture.stop()] if hasattr(self, "capture") else []
+        if hasattr(self, "health"):
+            self.health.stop()
         if hasattr(self, "server"):
             remove_endpoint(self.local_dir, self.generation)
             ends.append(self.server.stop())
@@ -340,6 +354,8 @@ class EngineCore:
             log.info("lane %s recovers: it was asked to", lane)
             return
         log.warning("lane %s recovers: %s", lane, error, exc_info=failure.error)
+        if lane == MAIN_LANE:
+            self.health.failed(error.code)
         if error.code == "ENGINE_FENCED":
             self.die(error)
         job = self.registry.by_id.get(failure.job_id)
@@ -347,6 +363,7 @@ class EngineCore:
 
     def barrier_completed(self, lane: str, barrier: Barrier, seconds: float) -> None:
         if lane == MAIN_LANE:
+            self.health.completed(barrier.kind)
             self.counters.barrier(seconds)
             at = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
             self.barriers.append({"epoch": int(barrier.epoch.prev), "ms": round(seconds * 1000, 2), "at": at})
@@ -465,7 +482,7 @@ class EngineCore:
         last = next((r for r in reversed(results) if r is not None), None)
         if last is None:
             return SqlResult([], [], self.meta.committed_epoch())
-        return SqlResult(last.columns, last.rows, last.epoch)
+        return SqlResult(last.columns, last.found, last.epoch)
 
     def status(self) -> dict[str, Any]:
         return status_of(self)
@@ -475,8 +492,13 @@ class EngineCore:
             self.counters.log_store_backlog(row["sink"], row["backlog_rows"])
         return self.counters.render()
 
-    def healthy(self) -> bool:
-        return not self.fatal.done() and self.jobs.alive()
+    def problem(self) -> str | None:
+        """Why the engine is not healthy; called by the server's thread."""
+        if self.fatal.done():
+            return f"the engine ends: [{self.fatal.result().code}]"
+        if not self.jobs.alive():
+            return "Spark's driver process is gone"
+        return self.executors.waiting_for or self.health.problem()
 
 
 async def _finish_sweep(sweep: Sweep) -> None:

@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headwater.config import PARAMETERS
 from headwater.model.schema import Schema
 from headwater.runtime.catalogue import Catalogue
 from headwater.runtime.commands import READS, Commands
 from headwater.runtime.error_log import ErrorLog
-from headwater.runtime.queries import Queries, Result
+from headwater.runtime.queries import Queries
 from headwater.runtime.registry import Registry
+from headwater.runtime.result import Result
 from headwater.runtime.row_counts import RowCount, offline_count
 from headwater.runtime.sink_log import stored_row
 from headwater.storage.checkpoint import JobRow
@@ -37,7 +39,8 @@ class ReadOnlyEngine:
         self.errors = ErrorLog(self.meta)
         self.registry = Registry(self.meta.job_rows())
         self.paused = self.meta.setting("paused") == "1"
-        self.parameters = {k: int(v) for k, v in self.meta.settings("parameter:").items()}
+        stored = {k: int(v) for k, v in self.meta.settings("parameter:").items()}
+        self.parameters = {name: stored.get(name, p.default) for name, p in PARAMETERS.items()}
         self.queries: Any = Queries(self)  # type: ignore[arg-type]
         self.catalogue = Catalogue(self)  # type: ignore[arg-type]
         self.commands = Commands(self)  # type: ignore[arg-type]

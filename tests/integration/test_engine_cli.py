@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +18,7 @@ import httpx
 import psutil
 import pytest
 
-from engine_process import EngineProcess, headwater, running, wait_until
+from engine_process import COMMAND, EngineProcess, SqlError, headwater, running, wait_until
 from spark_port import is_served, listening
 
 pytestmark = pytest.mark.spark
@@ -36,9 +40,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(place: Path) -> Iterator[EngineProcess]:
+    """With no more descriptors than many systems allow: nothing that a client does may use them up."""
     found = EngineProcess(place / NAME, file=place / "pipeline.sql")
     try:
-        found.start((*CARELESS, f"SPARK_LOCAL_DIRS={place / 'spark'}"))
+        found.start((*CARELESS, f"SPARK_LOCAL_DIRS={place / 'spark'}", "prlimit", "--nofile=512:1024"))
         _wait_for_table(found)
         yield found
     finally:
@@ -147,6 +152,94 @@ def test_a_foreign_token_host_or_origin_is_refused(engine: EngineProcess) -> Non
         assert http.post(url, json=body, headers={**good, "Host": "evil.example"}).status_code == 403
         assert http.get(f"{endpoint['url']}/healthz").status_code == 200
     assert engine.sql("SELECT count(*) AS n FROM notes") == [{"n": 1}]
+
+
+def test_the_read_token_asks_and_looks_and_both_tokens_are_printed(engine: EngineProcess) -> None:
+    endpoint = json.loads((engine.data_dir / "endpoint.json").read_text())
+    assert set(endpoint) == {"url", "token", "pid", "generation", "read_token"}
+    for option, name in (([], "token"), (["--read"], "read_token")):
+        done = headwater("token", *option, data_dir=engine.data_dir)
+        assert (done.returncode, done.stdout) == (0, endpoint[name] + "\n")
+    reader = {"Authorization": f"Bearer {endpoint['read_token']}"}
+    with httpx.Client(base_url=endpoint["url"], headers=reader, trust_env=False, timeout=60) as http:
+        assert "headwater_committed_epoch" in http.get("/metrics").text
+        assert [j["name"] for j in http.get("/status").json()["jobs"]] == ["notes"]
+        answer = http.post("/sql", json={"statement": "SELECT body FROM notes WHERE id = 1"})
+        assert answer.json()["rows"] == [{"body": "from the file"}]
+
+
+def test_a_thousand_half_open_connections_of_others_take_nothing_from_the_owner(engine: EngineProcess) -> None:
+    assert engine.process is not None
+    address = ("127.0.0.1", engine.http.base_url.port or 0)
+    half = b"POST /sql HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    others = []
+    for number in range(1100):
+        others.append(socket.create_connection(address, timeout=10))
+        with contextlib.suppress(OSError):
+            others[-1].sendall(half)
+        if number % 100 == 0:
+            with httpx.Client(base_url=engine.http.base_url, headers=engine.http.headers, trust_env=False) as owner:
+                assert owner.get("/healthz", timeout=5).json() == {"healthy": True}
+                assert owner.post("/sql", json={"statement": "SELECT 1 AS a"}, timeout=60).json()["rows"] == [{"a": 1}]
+    assert psutil.Process(engine.process.pid).num_fds() < 800
+    assert psutil.Process(engine.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (1024, 1024)
+    engine.sql("INSERT INTO notes VALUES (7, 'besieged'); FLUSH; DELETE FROM notes WHERE id = 7; FLUSH")
+    assert engine.sql("SELECT count(*) AS n FROM notes") == [{"n": 1}]
+    for one in others:
+        one.close()
+
+
+FOR_EVER = "SELECT sum(id * id % 7) AS n FROM range(1000000000000)"
+
+
+def test_a_query_ends_when_its_client_leaves_or_its_time_is_over(engine: EngineProcess) -> None:
+    def left(before: int) -> bool:
+        return engine.spark_jobs("query") > before
+
+    before = engine.spark_jobs("query")
+    with pytest.raises(httpx.ReadTimeout):
+        engine.http.post("/sql", json={"statement": FOR_EVER}, timeout=3)
+    wait_until(lambda: left(before), timeout=20, what="the end of a query whose client has left")
+
+    before = engine.spark_jobs("query")
+    command = [*COMMAND, "sql", "-c", FOR_EVER, "--data-dir", str(engine.data_dir)]
+    client = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(6)
+    assert client.poll() is None and not left(before)
+    client.send_signal(signal.SIGINT)
+    assert client.wait(10) == 1
+    wait_until(lambda: left(before), timeout=20, what="the end of a query after ctrl-C")
+
+    engine.sql("ALTER SYSTEM SET statement_timeout_s = 2")
+    with pytest.raises(SqlError, match=r"\[STATEMENT_TIMEOUT\] the query took longer than 2 s"):
+        engine.sql(FOR_EVER)
+    engine.sql("ALTER SYSTEM SET statement_timeout_s = DEFAULT")
+    begin = time.monotonic()
+    engine.sql("SELECT 1 AS a")
+    assert time.monotonic() - begin < 10
+
+
+def test_a_large_answer_streams_while_health_and_epochs_go_on(engine: EngineProcess) -> None:
+    assert engine.process is not None
+    process = psutil.Process(engine.process.pid)
+    rows, size, slowest, before = 0, 0, 0.0, process.memory_info().rss
+    highest, last = before, engine.epoch()
+    statement = "SELECT id, repeat('x', 1000) AS t FROM range(150000) ORDER BY id"
+    with engine.http.stream("POST", "/sql", json={"statement": statement}) as answer, httpx.Client() as probe:
+        for number, part in enumerate(answer.iter_raw(1 << 20)):
+            size += len(part)
+            rows += part.count(b'"id"')
+            highest = max(highest, process.memory_info().rss)
+            if number % 30 == 0:
+                begin = time.monotonic()
+                assert probe.get(f"{engine.http.base_url}/healthz", timeout=10).status_code == 200
+                slowest = max(slowest, time.monotonic() - begin)
+    assert rows == 150_000 and size > 150_000_000
+    assert slowest < 1
+    assert highest - before < 150 << 20  # less than there are bytes in the answer
+    assert engine.epoch() > last
 
 
 def test_sigterm_stops_within_10_s_at_a_checkpoint_and_leaves_no_process(place: Path, engine: EngineProcess) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import os
 import re
 import shutil
+import signal
 import sqlite3
 import threading
 import time
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import httpx
 import pyarrow as pa
 import pytest
 from py4j.finalizer import ThreadSafeFinalizer
@@ -474,3 +478,70 @@ def test_a_statement_of_a_file_whose_mark_was_not_awaited_has_run_if_what_it_cha
     apply_file(engine, file)
     assert rows(engine, "SELECT * FROM once") == [(1,)]
     engine.sql("DROP TABLE once")
+
+
+# -- health, and clients that leave -----------------------------------------------------------------------------------
+
+
+def health(engine: Engine) -> tuple[int, str]:
+    answer = httpx.get(f"{engine.core.endpoint.url}/healthz", trust_env=False, timeout=5)
+    return answer.status_code, answer.json().get("reason", "")
+
+
+def test_health_ends_with_the_epochs_and_says_why_and_comes_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("SPARK_S", 2.0), ("BARRIER_S", 2.0), ("PROBE_S", 0.3)):
+        monkeypatch.setattr(f"headwater.runtime.health.{name}", seconds)
+    until(lambda: health(engine) == (200, ""), "healthy at first")
+
+    java = engine.core.spark.sparkContext._gateway.proc.pid
+    os.kill(java, signal.SIGSTOP)
+    try:
+        until(lambda: health(engine)[0] == 503, "a stopped JVM")
+        assert "Spark's driver process has not answered" in health(engine)[1]
+    finally:
+        os.kill(java, signal.SIGCONT)
+    until(lambda: health(engine) == (200, ""), "healthy again")
+
+    commit, hangs = engine.core.meta.commit_checkpoint, threading.Event()
+
+    def hung(*arguments: Any, **named: Any) -> Any:
+        hangs.wait(60)
+        return commit(*arguments, **named)
+
+    monkeypatch.setattr(engine.core.meta, "commit_checkpoint", hung)
+    until(lambda: health(engine)[0] == 503, "a hung meta store")
+    assert "the meta store does not take the commit" in health(engine)[1]
+    hangs.set()
+    until(lambda: health(engine) == (200, ""), "healthy again")
+
+    def broken(*arguments: Any, **named: Any) -> Any:
+        raise TransientError("TEST_LOST", "the meta store is away")
+
+    monkeypatch.setattr(engine.core.meta, "commit_checkpoint", broken)
+    until(lambda: "recovers from [TEST_LOST]" in health(engine)[1], "a lane that keeps recovering")
+    monkeypatch.setattr(engine.core.meta, "commit_checkpoint", commit)
+    until(lambda: health(engine) == (200, ""), "healthy again")
+
+
+def test_a_write_goes_on_to_its_end_without_its_client_and_what_follows_it_does_not_run(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.sql("CREATE TABLE w (id BIGINT PRIMARY KEY)")
+    insert, begun = engine.core.writes.insert, list[Any]()
+
+    async def slowly(statement: Any, states: Any) -> None:
+        begun.append(statement)
+        await asyncio.sleep(2)
+        await insert(statement, states)
+
+    monkeypatch.setattr(engine.core.writes, "insert", slowly)
+    asked = {"statement": "INSERT INTO w SELECT id FROM range(1000); INSERT INTO w VALUES (-1)"}
+    token = {"Authorization": f"Bearer {engine.core.endpoint.token}"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{engine.core.endpoint.url}/sql", json=asked, headers=token, timeout=1, trust_env=False)
+    until(lambda: rows(engine, "SELECT count(*), min(id) FROM w") == [(1000, 0)], "the write is whole")
+    time.sleep(0.5)
+    assert len(begun) == 1
+    engine.sql("DROP TABLE w")

@@ -26,7 +26,7 @@ class Served:
 
     @property
     def address(self) -> str:
-        return f"{self.server.url}/?token={TOKEN}"
+        return f"{self.server.url}/#token={TOKEN}"
 
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.server.stop(), self.loop).result(10)
@@ -62,9 +62,43 @@ def page(chromium: Browser, served: Served) -> Browser:
     return chromium
 
 
-def test_token_leaves_the_address_bar_and_no_script_can_read_the_cookie(page: Browser) -> None:
+def test_token_leaves_the_address_bar_stays_in_the_tab_and_is_no_cookie(page: Browser, served: Served) -> None:
     assert "token" not in page.evaluate("location.href")
     assert page.evaluate("document.cookie") == ""
+    page.open(f"{served.server.url}/")
+    page.wait("document.querySelectorAll('#jobs tbody tr').length === 10")
+
+
+def test_page_without_a_token_says_where_to_find_it_and_takes_it_later(chromium: Browser, served: Served) -> None:
+    chromium.open(f"{served.server.url}/")
+    chromium.wait("document.querySelector('#banner').textContent.includes('headwater token')")
+    assert chromium.evaluate("document.querySelectorAll('#jobs tbody tr').length") == 0
+    chromium.evaluate(f"location.hash = 'token={TOKEN}'")
+    chromium.wait("document.querySelectorAll('#jobs tbody tr').length === 10")
+    assert chromium.evaluate("location.hash") == ""
+
+
+def test_errors_that_have_ended_and_those_of_jobs_that_are_gone_are_not_shown(page: Browser, served: Served) -> None:
+    open_errors = served.backend.status()["errors"]
+    page.wait(f"document.querySelectorAll('#errors li').length === {len(open_errors)}")
+    ended = {**open_errors[0], "code": "ENDED", "ended_at": open_errors[0]["at"]}
+    served.backend.errors = [ended, {**open_errors[0], "code": "GONE", "job_id": 4711}, open_errors[0]]
+    page.wait("document.querySelectorAll('#errors li').length === 1")
+    assert open_errors[0]["code"] in page.text("#errors")
+    served.backend.errors = [ended]
+    page.wait("document.querySelector('#errors-card').hidden")
+
+
+def test_all_is_well_stands_neither_beside_errors_nor_beside_an_unhealthy_engine(page: Browser, served: Served) -> None:
+    error = served.backend.status()["errors"][0]
+    served.backend.all_live, served.backend.errors = True, []
+    page.wait("document.querySelector('#f-jobs-note').textContent === 'all is well'")
+    served.backend.errors = [error]
+    page.wait("document.querySelector('#f-jobs-note').textContent === '1 error'")
+    served.backend.errors, served.backend.is_healthy = [], False
+    page.wait("document.querySelector('#f-jobs-note').textContent === 'not healthy'")
+    assert page.text("#state") == "not healthy"
+    assert "no epoch was completed for 47 s" in page.text("#banner")
 
 
 def test_every_job_is_a_node_and_every_dependency_an_edge(page: Browser, served: Served) -> None:

@@ -191,6 +191,11 @@ class Lane:
             waiting += [r for group in self._generation.requests.values() for r in group]
         return {s.path for r in waiting if r.contribution is not None for s in r.contribution.segments_added}
 
+    @property
+    def is_committing(self) -> bool:
+        """A commit is under way: what is waited for is the meta store."""
+        return self._generation is not None and bool(self._generation.committing)
+
     def waiting_for(self) -> list[str]:
         return self._generation.manager.waiting_for() if self._generation else []
 

@@ -28,7 +28,7 @@ from headwater.cli.visible import PlainFormatter
 from headwater.config import parse_parameter, suggestion
 from headwater.errors import TransientError, UsageError
 from headwater.model.schema import quoted
-from headwater.server.endpoint import parse_address
+from headwater.server.endpoint import is_loopback, parse_address
 from headwater.storage.location import data_directory
 
 app = typer.Typer(
@@ -38,6 +38,10 @@ app = typer.Typer(
     help="Keeps tables, materialized views and sinks in step with live databases.",
 )
 POLL_S: Final = 0.5
+CLEAR_TEXT: Final = (
+    "--http {http} is open to the network, and tokens, statements and rows travel there in clear: put a proxy with TLS "
+    "in front, or listen on 127.0.0.1 and come through a tunnel (ssh -L)"
+)
 WIDE: Final = 1000
 ERRORS_SHOWN: Final = 5
 FENCED_END_S: Final = 15.0  # a stop takes 10 s; it is noticed within 5 s, and all of it takes less than 30
@@ -76,24 +80,6 @@ def configure_logging(*, json_lines: bool, level: int) -> None:
     logging.getLogger("headwater").setLevel(level)
     for noisy in ("py4j", "uvicorn", "uvicorn.error", "httpx"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-
-
-class PlainFormatter(logging.Formatter):
-    """One line a record, and a traceback below it, further in: no text of others can look like a record of ours."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = "".join(map(_visible, record.message))
-        return super().formatMessage(record)
-
-    def formatException(self, ei: Any) -> str:
-        lines = super().formatException(ei).splitlines()
-        return "\n".join("  " + "".join(map(_visible, line)) for line in lines)
-
-
-def _visible(character: str) -> str:
-    """A control character as Python writes it: a terminal would obey it, or begin a line."""
-    plain = character.isprintable() or character == " "
-    return character if plain else character.encode("unicode_escape").decode()
 
 
 class JsonFormatter(logging.Formatter):
@@ -187,6 +173,8 @@ def run(
     try:
         with _stop_on_signals() as stopping, engine:
             _end_when_fenced(engine)
+            if not is_loopback(parse_address(http)[0]):
+                _warn(CLEAR_TEXT.format(http=http))
             if Options.log_json:  # which others may keep: without the token that is in the page's address
                 logging.getLogger("headwater").info("headwater runs on %s, %s", data_dir, engine.core.endpoint.url)
             else:
@@ -207,6 +195,14 @@ def run(
         sys.stdout.flush()
         os._exit(code)
     raise typer.Exit(code)
+
+
+def _warn(text: str) -> None:
+    if Options.log_json:
+        logging.getLogger("headwater").warning("%s", text)
+    else:
+        sys.stderr.write(f"warning: {text}\n")
+        sys.stderr.flush()
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -352,6 +348,21 @@ def _status(data_dir: Path) -> dict[str, Any]:
 
     endpoint = running_engine(data_dir)
     return RemoteSession(endpoint).status() if endpoint is not None else offline_status(data_dir)
+
+
+@app.command()
+def token(
+    read: Annotated[bool, typer.Option("--read", help="the one that may only look, for Prometheus")] = False,
+    data_dir: DataDir = DEFAULT_DIR,
+) -> None:
+    """Print the token of the running engine: for `Authorization: Bearer …`. Each engine makes new ones when it starts.
+
+    Example: headwater token --read
+    """
+    endpoint = running_engine(data_dir)
+    if endpoint is None:
+        raise UsageError("NO_ENGINE", "no engine runs on this data directory", hint="headwater run, or --data-dir")
+    sys.stdout.write((endpoint.read_token if read else endpoint.token) + "\n")
 
 
 @app.command()

@@ -32,11 +32,11 @@ def _spelt(character: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """A line a record: a message cannot forge another one. Tracebacks keep their lines."""
+    """One line a record, and a traceback below it, further in: no text of others can look like a record of ours."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = visible(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        return visible(super().formatException(ei), keep="\n")
+        return "\n".join(f"  {visible(line)}" for line in super().formatException(ei).splitlines())

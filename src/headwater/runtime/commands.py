@@ -15,8 +15,9 @@ from headwater.model.epoch import MAX_EPOCH
 from headwater.model.schema import Column, Schema, keyed, quoted
 from headwater.model.trust import Trust
 from headwater.runtime.catalogue import columns_of, moment
-from headwater.runtime.queries import Result, json_value
 from headwater.runtime.registry import schema_of
+from headwater.runtime.result import Result
+from headwater.runtime.spelling import json_value
 from headwater.runtime.trust import check_trust
 from headwater.sql import statements as s
 from headwater.sql.create import check_type, checked
@@ -46,6 +47,7 @@ class Commands:
         self.core = core
         self._ddl = asyncio.Lock()
         self._last_id = 0
+        self._under_way: set[asyncio.Future[Any]] = set()
         # What these change is committed together with the states that came with them.
         self._changes: dict[type[s.Statement], Callable[[Any, States], Awaitable[None]]] = {
             s.Insert: self._write,
@@ -124,8 +126,21 @@ class Commands:
         return await self.core.jobs.run("query", "query", lambda: self.core.queries.lasting_frame(statement.query))
 
     async def run(self, statement: s.Statement, states: States = NO_STATES) -> Result | None:
-        if not isinstance(statement, READS):
-            await self.core.begun.wait()
+        """Cancelled, a statement that only reads ends; any other goes on to its end, and is never left half done."""
+        if isinstance(statement, READS) or (isinstance(statement, s.Simple) and statement.verb == "WAIT"):
+            return await self._carry_out(statement, states)
+        await self.core.begun.wait()
+        whole = asyncio.ensure_future(self._carry_out(statement, states))
+        self._under_way.add(whole)
+        whole.add_done_callback(self._ended)
+        return await asyncio.shield(whole)
+
+    def _ended(self, done: asyncio.Future[Any]) -> None:
+        self._under_way.discard(done)
+        if not done.cancelled():
+            done.exception()  # whoever waited for it has it; if they have left, nobody wants it
+
+    async def _carry_out(self, statement: s.Statement, states: States) -> Result | None:
         if (change := self._changes.get(type(statement))) is not None:
             await change(statement, states)
             return None

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import datetime as dt
-import decimal
-import itertools
-import json
+import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
 from sqlglot import exp
 
-from headwater.errors import UsageError
+from headwater.errors import DefiniteError, UsageError
 from headwater.model.schema import Schema, quoted
 from headwater.model.vnode import vnodes_of_values
 from headwater.runtime.reading import Hold, Reading
 from headwater.runtime.registry import schema_of
-from headwater.sink.encode import date_text, flat, timestamp_text
+from headwater.runtime.result import CollectedRows, Result
+from headwater.runtime.spelling import json_value, unique_names
 from headwater.sql.binding import TableRef, bind
 from headwater.storage.checkpoint import JobRow
 
@@ -34,15 +29,6 @@ MAX_POINTS: Final = 1000  # keys of one look-up; more of them touch most vnodes 
 INTEGERS: Final = ("TINYINT", "SMALLINT", "INT", "INTEGER", "BIGINT")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The rows of a query, values spelt as `--format json` does; `epoch` is what was read."""
-
-    columns: list[str]
-    rows: list[dict[str, Any]]
-    epoch: int
-
-
 class Queries:
     """See the head of this module. What queries read is in `reading`, which garbage collection respects."""
 
@@ -51,8 +37,18 @@ class Queries:
         self.reading = Reading(core.meta.committed_epoch)
 
     async def run(self, query: exp.Expression) -> Result:
-        await self.core.writes.settle()
-        return await self.core.jobs.run("query", "query", lambda: self.run_blocking(query))
+        """Ends with whoever waits for it, and after `statement_timeout_s`, if that is set; its Spark job too."""
+        limit = self.core.parameters["statement_timeout_s"]
+        try:
+            async with asyncio.timeout(limit or None):
+                await self.core.writes.settle()
+                return await self.core.jobs.run("query", "query", lambda: self.run_blocking(query), ends=True)
+        except TimeoutError:
+            raise DefiniteError(
+                "STATEMENT_TIMEOUT",
+                f"the query took longer than {limit} s",
+                hint="ALTER SYSTEM SET statement_timeout_s = 0 takes the limit away",
+            ) from None
 
     def run_blocking(self, query: exp.Expression) -> Result:
         from headwater.spark.query import explained, with_plain_intervals
@@ -60,7 +56,16 @@ class Queries:
         with self.reading.hold() as hold, explained():
             frame = with_plain_intervals(self.frame(query, hold))
             names = unique_names(frame.columns)
-            return Result(names, json_rows(frame, names), hold.epoch)
+            return Result(names, self._rows(frame, names), hold.epoch)
+
+    def _rows(self, frame: Any, names: list[str]) -> list[dict[str, Any]] | CollectedRows:
+        from headwater.spark.collect import collect_batches, comes_as_rows
+
+        if comes_as_rows(frame):
+            return [dict(zip(names, map(json_value, row), strict=True)) for row in frame.collect()]
+        found = CollectedRows(names, getattr(self.core, "local_dir", None))
+        found.finish(collect_batches(frame, found.take))
+        return found
 
     def frame(self, query: exp.Expression, hold: Hold, target: tuple[int, Schema] | None = None) -> Any:
         """The query as a DataFrame at the hold's epoch, which must last until its rows have been read.
@@ -220,99 +225,3 @@ def vnodes_wanted(schema: Schema, constants: Constants, vnode_count: int) -> lis
 def job_start(job: JobRow) -> int:
     """The first epoch at which a job can be read."""
     return job.live_epoch if job.kind == "view" else job.created_epoch
-
-
-def json_rows(frame: Any, names: list[str]) -> list[dict[str, Any]]:
-    """All rows of a DataFrame, JSON-ready. Local relations cost no Spark job."""
-    if not _needs_arrow(frame):
-        return [dict(zip(names, map(json_value, row), strict=True)) for row in frame.collect()]
-    table = frame.toArrow()
-    columns = [json_column(table.column(i)) for i in range(table.num_columns)]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def _needs_arrow(frame: Any) -> bool:
-    """Collected as rows, instants pass through the local time zone, far dates do not fit into Python's, and a FLOAT
-    is a number of twice its digits."""
-    kinds = frame.schema.simpleString()
-    return any(kind in kinds for kind in ("timestamp", ":date", "<date", ":float", "<float"))
-
-
-def unique_names(names: Iterable[str]) -> list[str]:
-    """Two columns of one name would be one in a JSON object: `x`, `x_2`."""
-    names = list(names)
-    taken, result = set(names), list[str]()
-    for name in names:
-        if name in result:
-            name = next(n for i in itertools.count(2) if (n := f"{name}_{i}") not in taken)
-            taken.add(name)
-        result.append(name)
-    return result
-
-
-def json_column(array: Any) -> list[Any]:
-    """The values of an Arrow column, spelt as `json_value` does; the extreme moments print as `infinity`."""
-    array = flat(array)
-    kind = array.type
-    if pa.types.is_timestamp(kind):
-        return list(timestamp_text(array).to_pylist())
-    if pa.types.is_date(kind):
-        return list(date_text(array).to_pylist())
-    if pa.types.is_float32(kind):  # with as many digits as it has
-        return [json_value(None if text is None else float(text)) for text in array.cast(pa.string()).to_pylist()]
-    if pa.types.is_map(kind):
-        keys, items = [_json_key(k) for k in json_column(array.keys)], json_column(array.items)
-        return _cut(array, [dict(zip(keys[a:b], items[a:b], strict=True)) for a, b in _bounds(array)])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        values = json_column(array.values)
-        return _cut(array, [values[a:b] for a, b in _bounds(array)])
-    if pa.types.is_struct(kind):
-        names = [kind.field(i).name for i in range(kind.num_fields)]
-        parts = [json_column(part) for part in array.flatten()]
-        return _cut(array, [dict(zip(names, row, strict=True)) for row in zip(*parts, strict=True)])
-    return [json_value(v) for v in array.to_pylist()]
-
-
-def _bounds(array: Any) -> Iterator[tuple[int, int]]:
-    return itertools.pairwise(array.offsets.to_pylist())
-
-
-def _cut(array: Any, values: list[Any]) -> list[Any]:
-    """The values, with NULL where the array has it."""
-    return [v if valid else None for v, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
-
-
-def json_value(value: Any) -> Any:
-    """Integers exact, decimals strings, timestamps ISO 8601 in UTC with microseconds, binary base64, NaN strings."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN")
-        case decimal.Decimal():
-            return format(value, "f")
-        case dt.datetime():
-            return _timestamp(value)
-        case dt.date():
-            return value.isoformat()
-        case bytes() | bytearray() | memoryview():
-            return base64.b64encode(bytes(value)).decode()
-        case dict():
-            return {_json_key(json_value(k)): json_value(v) for k, v in value.items()}
-        case _ if hasattr(value, "asDict"):
-            return {k: json_value(v) for k, v in value.asDict().items()}
-        case list() | tuple():
-            return [json_value(v) for v in value]
-    return str(value)
-
-
-def _json_key(value: Any) -> str:
-    """A map's key as the name in an object: a text as it is, others as the text of their JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _timestamp(value: dt.datetime) -> str:
-    if value.tzinfo is not None:
-        value = value.astimezone(dt.UTC)
-        return value.strftime("%Y-%m-%dT%H:%M:%S.%f") + "Z"
-    return value.strftime("%Y-%m-%dT%H:%M:%S.%f")

@@ -1,8 +1,9 @@
 """`endpoint.json` in the data directory: how a command on the same machine finds the running engine, and proves itself.
 
-    {"url": "http://127.0.0.1:8734", "token": "…", "pid": 4711, "generation": 3}
+    {"url": "http://127.0.0.1:8734", "token": "…", "pid": 4711, "generation": 3, "read_token": "…"}
 
-Only the owner may read it (0600): the token is the right to do everything. It is written anew by each engine and
+Only the owner may read it (0600): the token is the right to run every statement, the read token that to run queries and
+to look (`model/trust.py`). It is written anew by each engine and
 renamed into place, so that a reader sees a whole file or none. A file left by a killed engine is harmless: a reader
 asks `/healthz`, and the next engine replaces it.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import json
 import os
 import secrets
@@ -33,17 +35,18 @@ HIGHEST_PORT: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine listens. The token is left out of `repr`, so that it cannot get into a log by accident."""
+    """Where an engine listens. Tokens are left out of `repr`, so that they cannot get into a log by accident."""
 
     url: str
     token: str = field(repr=False)
     pid: int
     generation: int
+    read_token: str = field(default="", repr=False)
 
     @property
     def page(self) -> str:
-        """The page's address for a person to open."""
-        return f"{self.url}/?token={self.token}"
+        """The page's address for a person to open. What follows the `#` stays in the browser, and goes to no server."""
+        return f"{self.url}/#token={self.token}"
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -52,6 +55,15 @@ def parse_address(text: str) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > HIGHEST_PORT or "/" in host:
         raise UsageError("OPTION_VALUE", f"--http {text}: write HOST:PORT", hint="--http 127.0.0.1:8734")
     return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can come to an address; a name counts by the addresses that it has."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False
+    return bool(found) and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
 def new_token() -> str:
@@ -82,6 +94,7 @@ def read_endpoint(data_dir: Path) -> Endpoint | None:
             token=str(found["token"]),
             pid=int(found["pid"]),
             generation=int(found["generation"]),
+            read_token=str(found.get("read_token", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -4,12 +4,17 @@
    127.0.0.1 (DNS rebinding) so gets nothing. When we listen on all addresses, any literal address is ours, and so is
    the machine's name. The port is not compared: a tunnel may bring the page to another one.
 2. *Origin*: if a browser sends one, it must be the very address that the request went to.
-3. *Token*: `Authorization: Bearer …`, or `?token=…` (answered with a cookie, which the page uses from then on), or that
-   cookie. Compared in constant time. `/healthz` needs none.
+3. *Token*: `Authorization: Bearer …`, and nothing else: an address stays in histories and logs, and a cookie goes to
+   every port of the machine. Compared in constant time. There are two, for administrators and for readers; which one it
+   was goes on with the request (`trust_of`). `/healthz` needs none, nor does the page: it is the same for everybody,
+   and what it shows it asks for with the token.
+
+Paths are compared as the server routes them (`scope["path"]`), never as an address put together with the Host header.
 """
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import socket
@@ -17,24 +22,21 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headwater.model.trust import Trust
+
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-WITHOUT_TOKEN: Final = frozenset({"/healthz"})
-HINT: Final = "`headwater run` prints the address with its token; endpoint.json in the data directory has it too"
+WITHOUT_TOKEN: Final = frozenset({"/", "/healthz"})
+HINT: Final = "`headwater token` prints it; send it as Authorization: Bearer …"
+_TRUST: Final = "headwater.trust"
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_NO_TOKEN_PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Headwater</title>
-<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<h1>Headwater</h1><p>This page needs the engine's token. The address with its token is printed by
-<code>headwater run</code>, and stands in <code>endpoint.json</code> in the data directory.</p></html>
-"""
 
 
 class Refuse(Protocol):
@@ -44,26 +46,25 @@ class Refuse(Protocol):
 class Guard:
     """ASGI middleware; `refuse` makes the answer, so that all errors have one form."""
 
-    def __init__(self, app: ASGIApp, *, token: str, host: str, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, read_token: str = "", host: str, refuse: Refuse) -> None:
         self._app = app
-        self._token = token.encode()
+        self._tokens = [(token.encode(), Trust.ADMIN)] + ([(read_token.encode(), Trust.READ)] if read_token else [])
         self._host = host.lower()
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        connection = HTTPConnection(scope)
-        refused = self._foreign(connection.headers) or self._without_token(connection)
-        cookie = None if refused else self._cookie(connection)
+        headers = Headers(scope=scope)
+        trust = self._trust(headers)
+        refused = self._foreign(headers) or self._without_token(scope["path"], trust) or self._without_length(headers)
+        scope[_TRUST] = trust
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
+                found = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-                if cookie:
-                    headers.append("Set-Cookie", cookie)
+                    found.setdefault(name, value)
             await send(message)
 
         await (refused or self._app)(scope, receive, send_with_headers)
@@ -82,43 +83,43 @@ class Guard:
             return True
         if self._host not in ("0.0.0.0", "::"):
             return False
-        return _is_address(name) or name in {socket.gethostname().lower(), socket.getfqdn().lower()}
+        return _is_address(name) or name in machine_names()
 
-    def _without_token(self, connection: HTTPConnection) -> Response | None:
-        path = connection.url.path
-        if path in WITHOUT_TOKEN or any(self._right(token) for token in self._presented(connection)):
+    def _without_token(self, path: str, trust: Trust | None) -> Response | None:
+        if path in WITHOUT_TOKEN or trust is not None:
             return None
-        if path == "/" and "text/html" in connection.headers.get("accept", ""):
-            return HTMLResponse(_NO_TOKEN_PAGE, 401)
         answer = self._refuse(401, "TOKEN_REFUSED", "the request has no valid token", hint=HINT)
         answer.headers["WWW-Authenticate"] = "Bearer"
         return answer
 
-    def _presented(self, connection: HTTPConnection) -> list[str]:
-        scheme, _, bearer = connection.headers.get("authorization", "").partition(" ")
-        found = [
-            bearer.strip() if scheme.lower() == "bearer" else None,
-            connection.query_params.get("token"),
-            connection.cookies.get(_cookie_name(connection)),
-        ]
-        return [token for token in found if token]
-
-    def _right(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self._token)
-
-    def _cookie(self, connection: HTTPConnection) -> str | None:
-        """Only a browser that came with `?token=` gets one; it never leaves this host, and no script can read it."""
-        if connection.url.path != "/" or "token" not in connection.query_params:
+    def _without_length(self, headers: Headers) -> Response | None:
+        if "transfer-encoding" not in headers:
             return None
-        return f"{_cookie_name(connection)}={self._token.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        hint = "send the body with a Content-Length"
+        return self._refuse(411, "LENGTH_REQUIRED", "the request does not say how long its body is", hint=hint)
+
+    def _trust(self, headers: Headers) -> Trust | None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        presented = given.strip().encode() if scheme.lower() == "bearer" else b""
+        found = [trust for token, trust in self._tokens if hmac.compare_digest(presented, token)]
+        return found[0] if found else None
 
 
-def _cookie_name(connection: HTTPConnection) -> str:
-    """Cookies do not know ports, so the name does: two engines on one machine must not push each other out."""
-    return f"headwater_token_{connection.url.port or 80}"
+def trust_of(scope: Scope) -> Trust:
+    """Of a request that the guard has let through; without a token it is the least."""
+    found: Trust | None = scope.get(_TRUST)
+    return found or Trust.READ
+
+
+@functools.cache
+def machine_names() -> frozenset[str]:
+    """This machine's own; a name server may take its time to say, so it is asked once, and not by a request."""
+    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
 def _host_name(host: str) -> str:
+    if any(sign in host for sign in "/?#@\\"):  # no part of a host; what is around it could be taken for a path
+        return ""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

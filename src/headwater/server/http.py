@@ -1,13 +1,18 @@
 """The engine's HTTP endpoint: the page, its status, SQL, metrics and health. It decides nothing; a `Backend` answers.
 
     GET  /         the page (page.html, page.css and page.js in one answer; nothing else is fetched)
-    GET  /status   JSON, see `Backend.status`
+    GET  /status   JSON, see `Backend.status`; `health` is what /healthz says
     POST /sql      {"statement": …} → {"columns", "rows", "epoch"} or {"error": {"code", "message", "detail", "hint"}}
     GET  /metrics  Prometheus text
-    GET  /healthz  200 or 503, the only one without a token
+    GET  /healthz  200 {"healthy": true}, or 503 {"healthy": false, "reason": …}
 
-Who may ask (`guard.py`): whoever knows the token, through a Host that is ours and from no foreign Origin. The server
-runs in the engine's own event loop (`serve`); the engine keeps its signals.
+Who may ask (`guard.py`): whoever knows a token, through a Host that is ours and from no foreign Origin. How many, and
+how slowly (`connections.py`). The server has an event loop and a thread of its own (`ServerThread`): whatever a client
+does there stands in the way of no barrier, and `/healthz` is answered although the engine's loop may stand still. What
+asks the engine goes over to its loop (`engine_loop.py`); what makes or reads long JSON works in pieces (`pieces.py`,
+`body.py`).
+
+A client that leaves takes its statement with it: what only reads is cancelled, what writes goes on to its end.
 """
 
 from __future__ import annotations
@@ -17,10 +22,11 @@ import base64
 import contextlib
 import functools
 import hashlib
-import json
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final, Protocol
@@ -29,21 +35,42 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from headwater.errors import HeadwaterError, IndeterminateError, TransientError, UsageError, place_of
-from headwater.server.guard import Guard
+from headwater.model.trust import Trust
+from headwater.server.body import MAX_BODY_BYTES, statement_of, too_large
+from headwater.server.connections import BACKLOG, Connection, sweep
+from headwater.server.engine_loop import EngineLoop
+from headwater.server.guard import Guard, machine_names, trust_of
 from headwater.server.metrics import CONTENT_TYPE
+from headwater.server.pieces import encode, gathered, row_pieces
 
 log = logging.getLogger(__name__)
 
-# A statement is written by a person or a small program; more is a mistake or an attack on our memory.
-MAX_BODY_BYTES: Final = 64 << 20  # an INSERT of a million short rows; it is held in memory and parsed
 START_TIMEOUT_S: Final = 10.0
+# Statements under way, of each kind of caller. Eight queries run at a time (`spark/jobs.py`); the others wait, and one
+# that would wait longer than its client is better told at once. Readers cannot take the administrators' places.
+MAX_STATEMENTS: Final[dict[Trust, int]] = {Trust.READ: 32, Trust.ADMIN: 64}
+RETRY_AFTER_S: Final = 2
+# Until a client that reads its answer goes on with that: the answer holds a statement's place and perhaps a file.
+STALLED_S: Final = 120.0
+SMALL_BODY: Final = 64 << 10  # is read at once; a larger one in a thread
 # An engine has 10 s to stop in order, of which this step has less than one: by then open requests have their answer.
 STOP_TIMEOUT_S: Final = 0.5
+
+
+class JsonRows(Protocol):
+    """Rows that are turned into text only while they are sent, in a thread."""
+
+    def pieces(self) -> Iterator[str]:
+        """The rows of a JSON array without its brackets, in pieces of a bounded size."""
+
+    def close(self) -> None:
+        """Whoever reads has enough, or is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +78,17 @@ class SqlResult:
     """A query's answer, JSON-ready: values are spelt as `--format json` spells them. Without a query it is empty."""
 
     columns: list[str]
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]] | JsonRows
     epoch: int | None = None
 
 
 class Backend(Protocol):
-    """What the endpoint asks of the engine. All methods are called in the engine's event loop and must not block it."""
+    """What the endpoint asks of the engine. All but `problem` are called in the engine's event loop and must not block
+    it."""
 
-    async def sql(self, statement: str) -> SqlResult:
+    async def sql(self, statement: str, trust: Trust) -> SqlResult:
         """Runs one or several statements and gives the result of the last; raises HeadwaterError. `PAUSE` and `RESUME`
-        come this way too."""
+        come this way too. Cancelled when its client leaves: then what reads ends, and what writes does not end half."""
 
     def status(self) -> dict[str, Any]:
         """How things stand, JSON-ready, from memory (a page asks every second). Times are ISO 8601 in UTC.
@@ -75,29 +103,55 @@ class Backend(Protocol):
     def metrics(self) -> bytes:
         """Prometheus text (`Metrics.render`)."""
 
-    def healthy(self) -> bool:
-        """Whether the engine can commit: Spark is there and it still owns its data directory."""
+    def problem(self) -> str | None:
+        """Why the engine is not healthy; None if it is. Asked from any thread, at any moment, and answered at once:
+        it waits for nothing. Everybody on the machine may read it."""
 
 
-def make_app(backend: Backend, token: str, *, host: str = "127.0.0.1") -> Starlette:
-    """The application for one engine. `host` is the address it will listen on: requests must name it, or loopback."""
+def make_app(
+    backend: Backend,
+    token: str,
+    *,
+    read_token: str = "",
+    host: str = "127.0.0.1",
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> Starlette:
+    """The application for one engine. `host` is the address it will listen on: requests must name it, or loopback.
+    `loop` is where the backend lives, if that is another one than the server's."""
+    engine = EngineLoop(loop)
+    under_way = dict.fromkeys(Trust, 0)
+    if host in ("0.0.0.0", "::"):
+        machine_names()
+
+    def health() -> dict[str, Any]:
+        problem = backend.problem()
+        return {"healthy": True} if problem is None else {"healthy": False, "reason": problem}
 
     async def page(request: Request) -> Response:
         return HTMLResponse(body, headers={"Content-Security-Policy": policy})
 
     async def status(request: Request) -> Response:
-        return _json(backend.status())
+        found = await engine.call(backend.status)
+        return await asyncio.to_thread(_json, {**found, "health": health()})
 
     async def sql(request: Request) -> Response:
-        result = await backend.sql(_statement(await _body(request)))
-        return _json({"columns": result.columns, "rows": result.rows, "epoch": result.epoch})
+        trust = trust_of(request.scope)
+        if under_way[trust] >= MAX_STATEMENTS.get(trust, 0):
+            return _too_many()
+        with contextlib.ExitStack() as place:
+            under_way[trust] += 1
+            place.callback(lambda: under_way.__setitem__(trust, under_way[trust] - 1))
+            statement = await _statement(request)
+            gone = place.enter_context(_client_leaves(request))
+            work = asyncio.create_task(engine.run(lambda: backend.sql(statement, trust)))
+            return _Answer(await _unless(gone, work), gone, place.pop_all())
 
     async def metrics(request: Request) -> Response:
-        return Response(backend.metrics(), headers={"Content-Type": CONTENT_TYPE})
+        return Response(await engine.call(backend.metrics), headers={"Content-Type": CONTENT_TYPE})
 
     async def healthz(request: Request) -> Response:
-        healthy = backend.healthy()
-        return _json({"healthy": healthy}, 200 if healthy else 503)
+        found = health()
+        return _json(found, 200 if found["healthy"] else 503)
 
     body, policy = _page()
     return Starlette(
@@ -108,7 +162,7 @@ def make_app(backend: Backend, token: str, *, host: str = "127.0.0.1") -> Starle
             Route("/metrics", _contained(metrics)),
             Route("/healthz", _contained(healthz)),
         ],
-        middleware=[Middleware(Guard, token=token, host=host, refuse=refuse)],
+        middleware=[Middleware(Guard, token=token, read_token=read_token, host=host, refuse=refuse)],
         exception_handlers={HTTPException: _on_http_error},
     )
 
@@ -122,9 +176,56 @@ def refuse(status: int, code: str, message: str, *, detail: str = "", hint: str 
 
 
 def _json(content: object, status: int = 200) -> Response:
-    # NaN is not JSON; the backend spells it as text, and a slip must fail here, not in the reader.
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(text.encode(), status, media_type="application/json")
+    return Response(encode(content).encode(), status, media_type="application/json")
+
+
+def _too_many() -> Response:
+    hint = "try again in a moment, or send fewer at a time"
+    answer = refuse(503, "TOO_MANY_STATEMENTS", "too many statements are waiting already", hint=hint)
+    answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return answer
+
+
+class _Answer(Response):
+    """The rows of a statement, on their way piece by piece: made in a thread, as fast as the client takes them."""
+
+    def __init__(self, result: SqlResult, gone: asyncio.Task[None], place: contextlib.ExitStack) -> None:
+        super().__init__(media_type="application/json")
+        del self.headers["content-length"]
+        self._result = result
+        self._gone = gone
+        self._place = place
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            try:
+                await self._send(send)
+            except Exception as error:  # the answer has begun: that it does not end is all that can be said
+                log.error("an answer broke off: %s", place_of(error))
+            finally:
+                close = getattr(self._result.rows, "close", None)
+                if close is not None:
+                    close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        pieces = gathered(self._text())
+        while not self._gone.done() and (piece := await asyncio.to_thread(_next_bytes, pieces)) is not None:
+            async with asyncio.timeout(STALLED_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if not self._gone.done():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _text(self) -> Iterator[str]:
+        rows = self._result.rows
+        yield f'{{"columns":{encode(self._result.columns)},"rows":['
+        yield from row_pieces(rows) if isinstance(rows, list) else rows.pieces()
+        yield f'],"epoch":{encode(self._result.epoch)}}}'
+
+
+def _next_bytes(pieces: Iterator[str]) -> bytes | None:
+    piece = next(pieces, None)
+    return None if piece is None else piece.encode()
 
 
 def http_status(error: HeadwaterError) -> int:
@@ -149,6 +250,8 @@ def _contained(handler: Handler) -> Handler:
             return await handler(request)
         except HeadwaterError as error:
             return _json({"error": error.as_dict()}, http_status(error))
+        except ClientDisconnect:
+            return refuse(499, "CLIENT_GONE", "the client has left")  # nobody reads it
         except asyncio.CancelledError:  # by the server's stop alone: whoever asked is still there
             return refuse(503, "ENGINE_STOPPING", "the engine is stopping", hint="start it again")
         except Exception as error:
@@ -169,25 +272,50 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 # -- requests ------------------------------------------------------------------------------------------------------
 
 
+async def _statement(request: Request) -> str:
+    body = await _body(request)
+    return statement_of(body) if len(body) <= SMALL_BODY else await asyncio.to_thread(statement_of, body)
+
+
 async def _body(request: Request) -> bytes:
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > MAX_BODY_BYTES:
+        raise too_large()
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise UsageError("REQUEST_TOO_LARGE", f"a request may have at most {MAX_BODY_BYTES} bytes")
+            raise too_large()
     return bytes(body)
 
 
-def _statement(body: bytes) -> str:
-    hint = 'send {"statement": "SELECT …"}'
+@contextlib.contextmanager
+def _client_leaves(request: Request) -> Iterator[asyncio.Task[None]]:
+    """A task that ends when the client has left."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.create_task(watch())
     try:
-        content = json.loads(body)
-    except ValueError:
-        raise UsageError("BAD_REQUEST", "the body is not JSON", hint=hint) from None
-    statement = content.get("statement") if isinstance(content, dict) else None
-    if not isinstance(statement, str) or not statement.strip():
-        raise UsageError("BAD_REQUEST", "the body has no statement", hint=hint)
-    return statement
+        yield task
+    finally:
+        task.cancel()
+
+
+async def _unless(gone: asyncio.Task[None], work: asyncio.Task[SqlResult]) -> SqlResult:
+    """What comes of the work; it is cancelled when the client leaves, or the server stops."""
+    try:
+        await asyncio.wait({gone, work}, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        work.cancel()
+        return await work  # why it ended, if it has more to say than that it was cancelled
+    if not work.done():
+        work.cancel()
+        await asyncio.wait({work})
+        raise ClientDisconnect
+    return work.result()
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
@@ -228,6 +356,7 @@ class RunningServer:
     port: int
     _server: _Server
     _task: asyncio.Task[None]
+    _sweeper: asyncio.Task[None]
 
     @property
     def url(self) -> str:
@@ -235,6 +364,7 @@ class RunningServer:
 
     async def stop(self) -> None:
         self._server.should_exit = True
+        self._sweeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
@@ -244,6 +374,8 @@ async def serve(app: Starlette, host: str = "127.0.0.1", port: int = 0) -> Runni
     sock = _bind(host, port)
     config = uvicorn.Config(
         app,
+        http=Connection,
+        backlog=BACKLOG,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -259,7 +391,8 @@ async def serve(app: Starlette, host: str = "127.0.0.1", port: int = 0) -> Runni
                 task.result()
                 raise UsageError("HTTP_NOT_STARTED", "the HTTP endpoint ended while starting")
             await asyncio.sleep(0.01)
-    return RunningServer(host, sock.getsockname()[1], server, task)
+    sweeper = asyncio.create_task(sweep(server.server_state.connections), name="http connections")
+    return RunningServer(host, sock.getsockname()[1], server, task, sweeper)
 
 
 @contextlib.asynccontextmanager
@@ -272,10 +405,41 @@ async def serving(app: Starlette, host: str = "127.0.0.1", port: int = 0) -> Asy
         await server.stop()
 
 
+class ServerThread:
+    """`serve` on an event loop of its own, in a thread: started and stopped from another loop."""
+
+    def __init__(self, make: Callable[[], Starlette], host: str, port: int) -> None:
+        self._make = make
+        self._address = (host, port)
+        self._started: Future[RunningServer] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
+
+    async def start(self) -> RunningServer:
+        self._thread.start()
+        return await asyncio.wrap_future(self._started)
+
+    async def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            while self._thread.is_alive():
+                await asyncio.sleep(0.02)
+
+    async def _run(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            server = await serve(self._make(), *self._address)
+        except BaseException as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(server)
+        await self._stopping.wait()
+        await server.stop()
+
+
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise UsageError(
             "HTTP_PORT_TAKEN",

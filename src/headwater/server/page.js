@@ -76,8 +76,18 @@ const sum = (items, field) => items.reduce((total, item) => total + Number(item[
 
 // -- asking the engine -----------------------------------------------------------------------------------------------
 
+// The token comes behind the # of the address, which no server ever sees; it stays in this tab, and out of sight.
+const KEPT = "headwater-token";
+let token = null;
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  try { token = given ?? token ?? sessionStorage.getItem(KEPT); if (given) sessionStorage.setItem(KEPT, given); }
+  catch { token = given ?? token; /* without storage it lasts until the page is loaded again */ }
+  if (given) history.replaceState(null, "", location.pathname);
+}
 async function ask(path, options = {}) {
-  const answer = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
+  const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+  const answer = await fetch(path, { credentials: "omit", cache: "no-store", ...options, headers });
   const body = parse(await answer.text());
   if (!answer.ok) throw Object.assign(new Error(body.error?.message ?? answer.statusText), { status: answer.status, error: body.error });
   return body;
@@ -86,40 +96,44 @@ const sql = (statement) => ask("/sql", { method: "POST", headers: { "Content-Typ
 
 async function poll() {
   try {
+    if (!token) throw Object.assign(new Error("no token"), { status: 401 });
     if (!document.hidden) {
       latest = await ask("/status", { signal: AbortSignal.timeout(TIMEOUT_MS) });
       show(latest);
-      banner("");
+      banner(latest.health?.healthy === false ? `The engine is not healthy: ${latest.health.reason}.` : "", false);
     }
   } catch (problem) {
     banner(problem.status === 401
-      ? "The token is not valid any more. Open the address that headwater run printed."
+      ? `${token ? "The token is not valid any more" : "This page needs the engine's token"}. Open the address that headwater run printed, or add #token= and what headwater token prints.`
       : "No answer from the engine. Trying again every second; what you see is the last known state.");
     state("lost", problem.status === 401 ? "no token" : "no answer");
+    if ($("f-jobs-note").textContent === WELL) text($("f-jobs-note"), "when last heard of");
   } finally {
     setTimeout(poll, POLL_MS);
   }
 }
 
-function banner(message) {
+function banner(message, stale = Boolean(message)) {
   text($("banner"), message);
   $("banner").hidden = !message;
-  $("main").classList.toggle("stale", Boolean(message));
+  $("main").classList.toggle("stale", stale);
 }
 function state(kind, label) { attr($("state"), "data-state", kind); text($("state"), label); }
 
 // -- the whole page --------------------------------------------------------------------------------------------------
 
 function show(status) {
-  const { engine, jobs, sources, log_stores: stores, errors, barriers } = status;
+  const { engine, jobs, sources, log_stores: stores, barriers } = status;
+  const errors = openErrors(status), ill = status.health?.healthy === false;
   text($("engine"), `${engine.version} · ${engine.master} · pid ${engine.pid} · generation ${engine.generation} · up ${duration(since(engine.started_at))} · ${engine.data_dir}`);
   const broken = jobs.filter((job) => job.state === "failed").length;
-  if (engine.paused) state("paused", "paused");
+  if (ill) state("errors", "not healthy");
+  else if (engine.paused) state("paused", "paused");
   else if (broken) state("errors", `${broken} failed`);
   else state("running", "running");
   text($("pause"), engine.paused ? "Resume" : "Pause");
   $("pause").disabled = pausing;
-  document.title = `${engine.paused ? "⏸ " : broken ? "⚠ " : ""}Headwater`;
+  document.title = `${engine.paused ? "⏸ " : broken || ill ? "⚠ " : ""}Headwater`;
   showFigures(status);
   showErrors(errors);
   showGraph(jobs);
@@ -148,7 +162,15 @@ function figure(id, value, note) {
   text($(`f-${id}-note`), note);
 }
 
-function showFigures({ committed_epoch: epoch, barriers, jobs, sources, log_stores: stores }) {
+const WELL = "all is well";
+// What has ended is history, and hw_catalog.hw_errors has it; so is what went wrong with a job that is gone.
+function openErrors({ errors, jobs }) {
+  const known = new Set(jobs.map((job) => job.id));
+  return errors.filter((error) => missing(error.ended_at) && (missing(error.job_id) || known.has(error.job_id)));
+}
+
+function showFigures(status) {
+  const { committed_epoch: epoch, barriers, jobs, sources, log_stores: stores } = status;
   const last = barriers.at(-1);
   figure("epoch", missing(epoch) ? "none yet" : String(epoch), last ? `${duration(since(last.at))} ago` : "");
   const ordered = barriers.map((barrier) => barrier.ms).sort((a, b) => a - b);
@@ -160,12 +182,14 @@ function showFigures({ committed_epoch: epoch, barriers, jobs, sources, log_stor
   figure("backlog", stores.length ? `${count(sum(stores, "backlog_rows"))} rows` : "–", stores.length ? bytes(sum(stores, "backlog_bytes")) : "no sinks");
   const number = (wanted) => jobs.filter((job) => job.state === wanted).length;
   const others = ["creating", "paused", "failed"].map((kind) => [kind, number(kind)]).filter(([, n]) => n).map(([kind, n]) => `${n} ${kind}`);
-  figure("jobs", `${number("live")} live`, others.join(", ") || (jobs.length ? "all is well" : "none yet"));
+  const open = openErrors(status).length, well = !open && status.health?.healthy !== false;
+  const word = well ? WELL : open ? `${open} error${open === 1 ? "" : "s"}` : "not healthy";
+  figure("jobs", `${number("live")} live`, others.join(", ") || (jobs.length ? word : "none yet"));
 }
 
 function showErrors(errors) {
   $("errors-card").hidden = !errors.length;
-  text($("errors-note"), `${errors.length} reported`);
+  text($("errors-note"), `${errors.length} open`);
   const newest = [...errors].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
   keyed($("errors"), newest, (error) => `${error.at} ${error.job_id} ${error.code}`, () => {
     const hint = el("p", { class: "hint" });
@@ -492,7 +516,8 @@ function showProblem(problem) {
 }
 
 initialTheme();
-if (location.search.includes("token=")) history.replaceState(null, "", "/"); // the cookie has it now; keep it out of sight
+takeToken();
+addEventListener("hashchange", takeToken);
 $("pause").addEventListener("click", togglePause);
 $("theme").addEventListener("click", toggleTheme);
 $("form").addEventListener("submit", runQuery);

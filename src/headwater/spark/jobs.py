@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Container
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from pyspark.sql import SparkSession
@@ -19,6 +22,7 @@ T = TypeVar("T")
 # because theirs mostly wait for a target, and one that does not answer must not hold the others up. Each reader of a
 # copy has jobs of its own; how many there are is bounded by Spark's slots (`runtime/reads.py`: `ReadSlots`).
 POOLS: Final[dict[str, int]] = {"capture": 2, "view": 4, "sink": 24, "backfill": 32, "compaction": 1, "query": 8}
+CANCEL_AGAIN_S: Final = 0.5
 OUT_OF_MEMORY: Final = 52  # the exit code that Spark gives to a JVM which it ends for that
 
 
@@ -37,17 +41,57 @@ class JobRunner:
         self._failed = failed
         self._ids = itertools.count(1)
         self._threads = {name: ThreadPoolExecutor(size, thread_name_prefix=name) for name, size in POOLS.items()}
-        self._running: set[str] = set()
+        self._running: dict[str, str] = {}  # groups and their pools
         self.release = Release()
 
-    async def run(self, pool: str, stage: str, work: Callable[[], T], *, subject: int | None = None) -> T:
-        """`subject`: whose work it is, for `cancel`; not counted apart, or every table would be a metric of its own."""
+    async def run(
+        self, pool: str, stage: str, work: Callable[[], T], *, subject: int | None = None, ends: bool = False
+    ) -> T:
+        """`subject`: whose work it is, for `cancel`; not counted apart, or every table would be a metric of its own.
+        `ends`: with whoever waits for it, if that is cancelled; else the work goes on without them."""
+        group, left = self._group(stage, subject), threading.Event()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads[pool], self.run_blocking, pool, stage, work, subject)
+        waiting = loop.run_in_executor(self._threads[pool], self._run, pool, stage, work, group, left)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if ends:
+                left.set()
+                threading.Thread(target=self._end, args=(group,), name=f"end {group}", daemon=True).start()
+            raise
 
     def run_blocking(self, pool: str, stage: str, work: Callable[[], T], subject: int | None = None) -> T:
+        return self._run(pool, stage, work, self._group(stage, subject), threading.Event())
+
+    def _group(self, stage: str, subject: int | None) -> str:
         of = "" if subject is None else f"{subject}-"
-        group = f"headwater-{stage}-{of}{next(self._ids)}"
+        return f"headwater-{stage}-{of}{next(self._ids)}"
+
+    def _end(self, group: str) -> None:
+        """Cancels what a group runs until it runs nothing: it may be between two jobs, or about to begin its first."""
+        context = self._context()
+        while context is not None and group in self._running:
+            with contextlib.suppress(Exception):  # Spark itself is gone: then so is the job
+                context.cancelJobGroup(group)
+            time.sleep(CANCEL_AGAIN_S)
+
+    def _run(self, pool: str, stage: str, work: Callable[[], T], group: str, left: threading.Event) -> T:
+        """`left`: whoever wanted it has gone before it began."""
+        self._running[group] = pool
+        try:
+            if left.is_set():
+                raise CancelledError
+            self._join_group(group, pool, stage)
+            return work()
+        except Exception as error:
+            self._failed(error)
+            raise
+        finally:
+            del self._running[group]
+            self._count(stage, self._jobs_of(group))
+            self.release.job_ended()
+
+    def _join_group(self, group: str, pool: str, stage: str) -> None:
         context = self._context()
         if context is not None:
             context.setJobGroup(group, stage, interruptOnCancel=True)
@@ -55,16 +99,6 @@ class JobRunner:
             # Without these Spark walks the stack for every RDD that it makes, a third of the start of a small job.
             context.setLocalProperty("callSite.short", stage)
             context.setLocalProperty("callSite.long", stage)
-        self._running.add(group)
-        try:
-            return work()
-        except Exception as error:
-            self._failed(error)
-            raise
-        finally:
-            self._running.discard(group)
-            self._count(stage, self._jobs_of(group))
-            self.release.job_ended()
 
     def _context(self) -> Any:
         """The SparkContext, where the session has one (Spark Connect has not)."""
@@ -103,8 +137,23 @@ class JobRunner:
             return frozenset()
         return frozenset(str(context._jsc.sc().getExecutorMemoryStatus().keys().mkString(" ")).split())
 
+    def tasks_done(self, pools: Container[str]) -> int:
+        """How many tasks of the jobs that run in these pools have come to their end. It asks the JVM, and so may hang
+        with it."""
+        context = self._context()
+        if context is None:
+            return 0
+        tracker = context.statusTracker()
+        stages = set[int]()
+        for group in [group for group, pool in list(self._running.items()) if pool in pools]:
+            infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+            stages.update(stage for info in infos if info is not None for stage in info.stageIds)
+        tracker.getActiveJobsIds()  # so that the JVM is asked in any case
+        found = [tracker.getStageInfo(stage) for stage in stages]
+        return sum(info.numCompletedTasks for info in found if info is not None)
+
     def alive(self) -> bool:
-        """Whether the driver's JVM still answers."""
+        """Whether the driver's JVM is there; it may have been stopped, and then does not answer."""
         return self._exit_code() is None
 
     def lost(self) -> DefiniteError:

@@ -56,6 +56,12 @@ def translate(error: BaseException, code: str = "QUERY_FAILED") -> HeadwaterErro
         return disk_full()
     if (ours := _OURS.search(text)) and ours[2] == NOT_SHARED:
         return TransientError(NOT_SHARED, ours[3], hint="mount the same directory at the same path on all hosts")
+    if "spark.driver.maxResultSize" in text:
+        return DefiniteError(
+            "RESULT_TOO_LARGE",
+            "the query has more rows than Spark's driver may collect",
+            hint="use LIMIT, or read the table with Spark: spark.read.format('headwater')",
+        )
     if condition == "PATH_NOT_FOUND":
         return _missing(text)
     if condition.startswith("FAILED_READ_FILE"):

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.cli.statements import CREATES, apply_file
 from headwater.errors import TransientError, UsageError
-from headwater.runtime.queries import Result
+from headwater.runtime.result import Result
 from headwater.sql import statements as s
 from headwater.sql.parser import parse
 from headwater.storage.checkpoint import JobRow

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from headwater.cli.commands import JsonFormatter, app
 from headwater.cli.live import bar, duration, plain_line
 from headwater.cli.output import print_result
-from headwater.runtime.queries import json_column, json_value, unique_names
+from headwater.runtime.spelling import json_column, json_value, unique_names
 
 RESULT = {
     "columns": ["id", "v"],

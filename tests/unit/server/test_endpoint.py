@@ -12,6 +12,7 @@ import pytest
 from headwater.errors import UsageError
 from headwater.server.endpoint import (
     Endpoint,
+    is_loopback,
     lock_directory,
     new_token,
     parse_address,
@@ -20,7 +21,7 @@ from headwater.server.endpoint import (
     write_endpoint,
 )
 
-ENDPOINT = Endpoint(url="http://127.0.0.1:8734", token="secret", pid=4711, generation=3)
+ENDPOINT = Endpoint(url="http://127.0.0.1:8734", token="secret", pid=4711, generation=3, read_token="look")
 
 
 def test_file_has_exactly_the_promised_fields(tmp_path: Path) -> None:
@@ -30,6 +31,7 @@ def test_file_has_exactly_the_promised_fields(tmp_path: Path) -> None:
         "token": "secret",
         "pid": 4711,
         "generation": 3,
+        "read_token": "look",
     }
 
 
@@ -75,8 +77,19 @@ def test_older_engine_does_not_remove_the_file_of_a_newer_one(tmp_path: Path) ->
 
 
 def test_token_is_not_in_the_text_of_an_endpoint() -> None:
-    assert "secret" not in repr(ENDPOINT)
-    assert ENDPOINT.page == "http://127.0.0.1:8734/?token=secret"
+    assert "secret" not in repr(ENDPOINT) and "look" not in repr(ENDPOINT)
+
+
+def test_the_page_s_address_has_the_token_where_no_server_sees_it() -> None:
+    assert ENDPOINT.page == "http://127.0.0.1:8734/#token=secret"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
+)
+def test_only_loopback_is_out_of_the_network_s_reach(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
 
 
 def test_tokens_are_long_and_never_the_same() -> None:

@@ -12,19 +12,23 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+from starlette.types import Message, Scope
 
 from fake_backend import FIRST_EPOCH, FakeBackend
 from headwater.errors import UsageError
-from headwater.server.http import MAX_BODY_BYTES, make_app, serve, serving
+from headwater.model.trust import Trust
+from headwater.server.body import MAX_BODY_BYTES
+from headwater.server.http import make_app, serve, serving
 
-TOKEN = "right-token"
+TOKEN, READ_TOKEN = "right-token", "read-token"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
+READER = {"Authorization": f"Bearer {READ_TOKEN}"}
 Check = Callable[[httpx.AsyncClient, FakeBackend], Awaitable[None]]
 
 
 @asynccontextmanager
 async def _client(backend: FakeBackend, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(make_app(backend, TOKEN, host=host))
+    transport = httpx.ASGITransport(make_app(backend, TOKEN, read_token=READ_TOKEN, host=host))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8734") as client:
         yield client
 
@@ -51,8 +55,17 @@ async def _sql(client: httpx.AsyncClient, statement: str) -> httpx.Response:
 # -- who may ask ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/sql", "/nothing"])
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}])
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/sql", "/nothing", f"/status?token={TOKEN}"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer "},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"Cookie": f"headwater_token_8734={TOKEN}"},
+    ],
+)
 def test_without_the_token_nothing_is_answered(path: str, headers: dict[str, str]) -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
         answer = await client.request("POST" if path == "/sql" else "GET", path, headers=headers)
@@ -63,43 +76,76 @@ def test_without_the_token_nothing_is_answered(path: str, headers: dict[str, str
     _run(check)
 
 
-def test_browser_without_token_is_told_where_to_find_it() -> None:
+def test_page_is_the_same_for_everybody_and_sets_no_cookie() -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-        answer = await client.get("/", headers={"Accept": "text/html"})
-        assert answer.status_code == 401
-        assert "endpoint.json" in answer.text
+        without = await client.get("/")
+        with_token = await client.get("/", headers=BEARER)
+        assert without.status_code == 200 and without.text == with_token.text
+        assert TOKEN not in without.text and READ_TOKEN not in without.text
+        assert "set-cookie" not in without.headers
 
     _run(check)
 
 
-def test_health_needs_no_token_and_says_503_when_ill() -> None:
+def test_health_needs_no_token_and_says_why_it_is_ill() -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-        assert (await client.get("/healthz")).status_code == 200
+        answer = await client.get("/healthz")
+        assert (answer.status_code, answer.json()) == (200, {"healthy": True})
+        assert (await client.get("/status", headers=BEARER)).json()["health"] == {"healthy": True}
         backend.is_healthy = False
-        assert (await client.get("/healthz")).status_code == 503
+        ill = {"healthy": False, "reason": "no epoch was completed for 47 s"}
+        answer = await client.get("/healthz")
+        assert (answer.status_code, answer.json()) == (503, ill)
+        assert (await client.get("/status", headers=BEARER)).json()["health"] == ill
 
     _run(check)
 
 
-def test_token_in_the_address_sets_a_cookie_that_serves_from_then_on() -> None:
+def test_read_token_looks_and_asks_and_the_engine_is_told_whose_statement_it_is() -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-        page = await client.get("/", params={"token": TOKEN})
-        assert page.status_code == 200
-        cookie = page.headers["set-cookie"]
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
-        assert str(client.base_url.port) in cookie.partition("=")[0]
-        assert (await client.get("/status")).status_code == 200
+        for path in ("/status", "/metrics", "/"):
+            assert (await client.get(path, headers=READER)).status_code == 200
+        for headers in (READER, BEARER):
+            answer = await client.post("/sql", json={"statement": "SELECT 1"}, headers=headers)
+            assert answer.status_code == 200
+        assert backend.trusts == [Trust.READ, Trust.ADMIN]
 
     _run(check)
 
 
-def test_wrong_token_in_the_address_sets_no_cookie() -> None:
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1/healthz?", "127.0.0.1/?", "127.0.0.1#", "x@127.0.0.1", "127.0.0.1\\healthz"]
+)
+@pytest.mark.parametrize("path", ["/sql", "/status", "/metrics"])
+def test_path_in_the_host_header_opens_no_door(path: str, host: str) -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-        page = await client.get("/", params={"token": "wrong"})
-        assert page.status_code == 401
-        assert "set-cookie" not in page.headers
+        method = "POST" if path == "/sql" else "GET"
+        answer = await client.request(method, path, json={"statement": "SELECT 1"}, headers={"Host": host})
+        assert answer.status_code in (401, 403)
+        assert not backend.statements
 
     _run(check)
+
+
+def test_guard_goes_by_the_path_that_is_routed_whatever_an_older_library_makes_of_the_host() -> None:
+    """Before 1.0.1 Starlette's `request.url.path` was /healthz for this Host."""
+
+    async def body() -> None:
+        backend, sent = FakeBackend(), list[Message]()
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b'{"statement": "SELECT 1"}', "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope: Scope = {"type": "http", "method": "POST", "path": "/sql", "raw_path": b"/sql", "query_string": b""}
+        scope |= {"headers": [(b"host", b"127.0.0.1")], "scheme": "http", "server": ("127.0.0.1", 1), "root_path": ""}
+        scope |= {"path_params": {}, "url": "http://127.0.0.1/healthz"}
+        await make_app(backend, TOKEN)(scope, receive, send)
+        assert sent[0]["status"] == 401 and not backend.statements
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("path", ["/", "/status", "/healthz"])
@@ -186,7 +232,34 @@ def test_unforeseen_error_shows_neither_its_text_nor_a_traceback(caplog: pytest.
     _run(check)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"statement": 1}', b'{"statement": "  "}', b"\xff"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"statement": 1}',
+        b'{"statement": "  "}',
+        b"\xff",
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b'{"statement": ["SELECT 1"]}',
+        b'{"statement": "SELECT 1", "more": {"deep": [[[[1]]]]}}',
+        b'{"statement": ' + b"9" * 100_000 + b"}",
+        b'{"statement": 1e999999}',
+        b'{"statement": NaN}',
+        b'{"statement": null}',
+        b'{"statement": "\\ud800"}',
+        b'{"statement": "SELECT 1"} trailing',
+        b'{"statement": "SELECT\n1"}',
+        b'"SELECT 1"',
+        b"1e999",
+        b"true",
+        b"{" + b",".join(b'"n%d": 1' % i for i in range(100)) + b"}",
+        '{"statement": "SELECT 1"}'.encode("utf-16"),
+    ],
+)
 def test_body_without_a_statement_is_a_bad_request(body: bytes) -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
         answer = await client.post("/sql", content=body, headers=BEARER)
@@ -198,7 +271,8 @@ def test_body_without_a_statement_is_a_bad_request(body: bytes) -> None:
 def test_body_beyond_the_limit_is_refused() -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
         answer = await client.post("/sql", content=b" " * (MAX_BODY_BYTES + 1), headers=BEARER)
-        assert _code(answer) == "REQUEST_TOO_LARGE"
+        assert (answer.status_code, _code(answer)) == (400, "BODY_TOO_LARGE")
+        assert "INSERT" in answer.json()["error"]["hint"]
         assert not backend.statements
 
     _run(check)
@@ -229,7 +303,7 @@ def test_status_and_metrics_come_from_the_backend() -> None:
 
 def test_page_is_whole_and_allows_only_its_own_script() -> None:
     async def check(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-        page = await client.get("/", headers=BEARER)
+        page = await client.get("/")
         policy = page.headers["content-security-policy"]
         assert "unsafe" not in policy and "script-src 'sha256-" in policy
         assert "/*page." not in page.text
