@@ -25,7 +25,10 @@ pytestmark = pytest.mark.spark
 # Upsert by default, because this is where the merge is; the others append-only, where a repetition shows.
 IN_MEMORY = {"postgres", "mariadb", "kafka", "files", "python"}
 BY_SPARK_TOO = {("postgres", c.check_batches_arrive_in_order)}
-UPSERT = {c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit}
+UPSERT = {
+    *(c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit),
+    *(c.check_columns_of_any_name, c.check_keys_that_look_alike_and_texts_of_any_content),
+}
 
 
 def cases() -> list[Any]:

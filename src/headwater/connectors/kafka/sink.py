@@ -30,6 +30,7 @@ could carry the epoch too, but brokers forget those of an idle group after seven
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import tempfile
 import time
@@ -48,6 +49,7 @@ from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, 
 from headwater.model.schema import VNODE, Column
 from headwater.sink.base import BaseSink
 from headwater.sink.dead_letters import letters_of
+from headwater.sink.names import name_refused
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Token, Verdict, judge_progress
 
@@ -68,6 +70,7 @@ OPTIONS: Final = (
 PROPERTY_PREFIX: Final = "properties."
 BY_VNODE: Final = "vnode"
 BY_KEY: Final = "key"  # also of intents that do not say it: an older release wrote them
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")  # as the broker has it
 DEFAULT_MAX_BYTES: Final = 1_000_000  # the client's own default of message.max.bytes
 
 
@@ -88,6 +91,9 @@ class KafkaSink(BaseSink):
         self._prefixes: tuple[bytes, bytes] | None = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        for topic in (self.topic, self.place.progress_topic):
+            if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+                raise name_refused("topic", topic, "a topic has letters, digits, '.', '_' and '-', at most 249")
         self.place.client_properties()
         self._create_topics()
         self._schemas()
