@@ -394,7 +394,7 @@ def check_columns_of_any_name(under: SinkUnderTest) -> None:
     def row(number: int, text: str) -> Row:
         return (number, f"key {number}", *[f"{text} {i}" for i in range(others)])
 
-    _two_engines(under, columns, key, [row(i, "first") for i in range(3)], [row(1, "second")], [row(2, "gone")])
+    check_two_engines(under, columns, key, [row(i, "first") for i in range(3)], [row(1, "second")], [row(2, "gone")])
 
 
 def _refused_name(under: SinkUnderTest, name: str) -> None:
@@ -422,7 +422,7 @@ def check_keys_that_look_alike_and_texts_of_any_content(under: SinkUnderTest) ->
     texts = [*ALIKE, *(WITH_NUL if under.holds_nul else ())]
     rows = [(k, v) for k, v in zip(texts, [*texts[1:], texts[0]], strict=True)]
     changed = [(k, f"{k}{k}") for k in texts[::2]]
-    _two_engines(under, columns, ("k",), rows, changed, [(k, None) for k in texts[1::3] if k not in dict(changed)])
+    check_two_engines(under, columns, ("k",), rows, changed, [(k, None) for k in texts[1::3] if k not in dict(changed)])
     if under.holds_nul:
         return
     sink = under.open_as(3, columns, ("k",))
@@ -435,7 +435,7 @@ def check_keys_that_look_alike_and_texts_of_any_content(under: SinkUnderTest) ->
     sink.close()
 
 
-def _two_engines(
+def check_two_engines(
     under: SinkUnderTest,
     columns: Sequence[Column],
     key: Sequence[str],

@@ -67,6 +67,8 @@ class DeltaSink(LakeSink):
             raise TransientError("SINK_UNREACHABLE", message, detail=type(error).__name__) from None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        if "\\" in self.path:  # the file systems of Spark take it for a slash
+            raise name_refused("path", self.path, "it holds a backslash", hint="choose another path")
         for name in self.column_names:
             if found := _NOT_IN_NAMES & set(name):
                 why = f"without column mapping a name cannot hold {', '.join(map(repr, sorted(found)))}"
