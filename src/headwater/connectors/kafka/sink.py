@@ -63,7 +63,7 @@ OPTIONS: Final = (
     Option("staging.path"),
     Option("producers", int, default=4),  # of the snapshot; a broker takes far more
     Option("atomic", bool, default=True),  # a batch of changes is one transaction, hence one producer
-    Option("schema.registry.url"),
+    Option("schema.registry.url", url=True),
     Option("schema.registry.username"),
     Option("schema.registry.password", secret=True),
 )
