@@ -147,8 +147,10 @@ MARIADB = Path("/usr/sbin/mariadbd")
 
 
 @contextmanager
-def mariadb_server() -> Iterator[int]:
-    """A MariaDB with the user `headwater`, password from the environment variable HEADWATER_TEST_PASSWORD."""
+def mariadb_server(certificate: Path | None = None, key: Path | None = None) -> Iterator[int]:
+    """A MariaDB with the user `headwater`, password from the environment variable HEADWATER_TEST_PASSWORD; with a
+    certificate it offers TLS.
+    """
     import pymysql
 
     root = Path(tempfile.mkdtemp(prefix="headwater-sink-maria-"))
@@ -160,6 +162,12 @@ def mariadb_server() -> Iterator[int]:
     subprocess.run(_as_user(user, install), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=root)
     command = [str(MARIADB), "--no-defaults", f"--datadir={data}", f"--port={port}", f"--socket={socket_path}"]
     command += ["--bind-address=127.0.0.1", f"--pid-file={root}/pid", "--innodb-flush-log-at-trx-commit=0"]
+    if certificate is not None and key is not None:
+        for name, path in (("ssl-cert", certificate), ("ssl-key", key)):
+            copy = Path(shutil.copy(path, root / name))
+            if user:
+                shutil.chown(copy, user, user)
+            command.append(f"--{name}={copy}")
     with (root / "log").open("wb") as log:
         server = subprocess.Popen(_as_user(user, command), stdout=log, stderr=log, cwd=root)
     try:

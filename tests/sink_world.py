@@ -40,12 +40,27 @@ class Target:
     name: str
     options: dict[str, str]
     rows: Callable[[bool], list[Row]]
+    rows_as: Callable[[Any], list[Row]]  # of an upsert target, for the columns that are given
+    not_in_names: str = ""
+    holds_nul: bool = True
 
-    def under_test(self, spark: Any, *, append_only: bool) -> SinkUnderTest:
+    def under_test(self, spark: Any, *, append_only: bool = False) -> SinkUnderTest:
         def reopen(generation: int) -> Any:
             return self.open(generation, append_only=append_only)
 
-        return SinkUnderTest(spark=spark, open=reopen, rows=lambda: self.rows(append_only), append_only=append_only)
+        def open_as(generation: int, columns: Any, key: Any) -> Any:
+            return self.open(generation, columns=columns, key=key)
+
+        return SinkUnderTest(
+            spark=spark,
+            open=reopen,
+            rows=lambda: self.rows(append_only),
+            append_only=append_only,
+            open_as=open_as,
+            rows_as=self.rows_as,
+            not_in_names=self.not_in_names,
+            holds_nul=self.holds_nul,
+        )
 
     def open(self, generation: int, *, append_only: bool = False, columns: Any = COLUMNS, key: Any = KEY) -> Any:
         options = {**self.options, "type": "append-only" if append_only else "upsert"}
@@ -83,14 +98,20 @@ class SinkWorld:
     def bootstrap(self) -> str:
         return str(self._server("Kafka jars", bool(list(KAFKA_JARS.glob("kafka_2.13-*.jar"))), kafka_broker))
 
-    def target(self, kind: str) -> Target:
-        """A fresh target of a kind: one of `KINDS`."""
-        target: Target = getattr(self, f"_{kind.replace('-', '_')}")(f"target_{next(_numbers)}")
+    def target(self, kind: str, name: str = "") -> Target:
+        """A fresh target of a kind: one of `KINDS`; of a name, if one is given."""
+        target: Target = getattr(self, f"_{kind.replace('-', '_')}")(name or f"target_{next(_numbers)}")
         return target
 
     def _postgres(self, name: str) -> Target:
         options = {"connector": "postgres", **self.postgres_login(), "table.name": name}
-        return Target(name, options, lambda _: self.postgres(f"SELECT id, name, amount FROM {name}"))
+        options |= {} if name.startswith("target_") else {"schema.name": name}
+
+        def rows_as(columns: Any) -> list[Row]:
+            place = ".".join(_quoted(p) for p in (options.get("schema.name", "public"), name))
+            return self.postgres(f"SELECT {', '.join(_quoted(c.name) for c in columns)} FROM {place}")
+
+        return Target(name, options, lambda _: rows_as(COLUMNS), rows_as, holds_nul=False)
 
     def postgres_login(self) -> dict[str, str]:
         login = {"hostname": "127.0.0.1", "port": str(self.postgres_port), "username": "postgres"}
@@ -105,8 +126,15 @@ class SinkWorld:
     def _mariadb(self, name: str) -> Target:
         login = {"hostname": "127.0.0.1", "port": str(self.mariadb_port), "username": "headwater"}
         options = {"connector": "mysql", **login, "password": "${HEADWATER_TEST_PASSWORD}"}
-        options |= {"database.name": "shop", "table.name": name}
-        return Target(name, options, lambda _: self.mariadb(f"SELECT id, name, amount FROM shop.{name}"))
+        database = "shop" if name.startswith("target_") else name
+        self.mariadb(f"CREATE DATABASE IF NOT EXISTS {_quoted(database, '`')}")
+        options |= {"database.name": database, "table.name": name}
+
+        def rows_as(columns: Any) -> list[Row]:
+            place = f"{_quoted(database, '`')}.{_quoted(name, '`')}"
+            return self.mariadb(f"SELECT {', '.join(_quoted(c.name, '`') for c in columns)} FROM {place}")
+
+        return Target(name, options, lambda _: rows_as(COLUMNS), rows_as)
 
     def mariadb(self, statement: str) -> list[Row]:
         import pymysql
@@ -127,9 +155,13 @@ class SinkWorld:
             values = [json.loads(v) for _, v in messages if v is not None]
             return [(v["id"], v["name"], v["amount"] and Decimal(v["amount"])) for v in values]
 
+        def rows_as(columns: Any) -> list[Row]:
+            values = [json.loads(v) for v in dict(read_topic(self.bootstrap, name)).values() if v is not None]
+            return [tuple(v[c.name] for c in columns) for v in values]
+
         options = {"connector": "kafka", "properties.bootstrap.server": self.bootstrap, "topic": name}
         options |= {"topic.partitions": "3", "staging.path": str(self.folder / name)}
-        return Target(name, options, rows)
+        return Target(name, options, rows, rows_as)
 
     def _kafka_parallel(self, name: str) -> Target:
         target = self._kafka(name)
@@ -144,21 +176,28 @@ class SinkWorld:
         def rows(_: bool) -> list[Row]:
             return [tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist()]
 
-        return Target(name, {"connector": "delta", "path": path}, rows)
+        def rows_as(columns: Any) -> list[Row]:
+            return _tuples(DeltaTable(path).to_pyarrow_table(), columns)
+
+        return Target(name, {"connector": "delta", "path": path}, rows, rows_as, not_in_names=" ,;{}()\n\t=")
 
     def _iceberg(self, name: str) -> Target:
         from pyiceberg.catalog import load_catalog
 
-        folder = self.folder / name
+        database = "shop" if name.startswith("target_") else name
+        folder = self.folder / f"iceberg_{next(_numbers)}"
         folder.mkdir()
         catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
 
         def rows(_: bool) -> list[Row]:
-            table = load_catalog("default", **catalog).load_table(("shop", name))
-            return [tuple(r.values()) for r in table.scan().to_arrow().to_pylist()]
+            return rows_as(COLUMNS)
+
+        def rows_as(columns: Any) -> list[Row]:
+            table = load_catalog("default", **catalog).load_table((database, name))
+            return _tuples(table.scan().to_arrow(), columns)
 
         options = {"connector": "iceberg", **{f"catalog.{k}": v for k, v in catalog.items()}}
-        return Target(name, {**options, "database.name": "shop", "table.name": name}, rows)
+        return Target(name, {**options, "database.name": database, "table.name": name}, rows, rows_as)
 
     def _files(self, name: str) -> Target:
         from headwater.connectors.files.sink import read_table
@@ -168,6 +207,7 @@ class SinkWorld:
             name,
             {"connector": "files", "path": str(path)},
             lambda _: [tuple(r.values()) for r in read_table(path).to_pylist()],
+            lambda columns: _tuples(read_table(path), columns),
         )
 
     def _python(self, name: str) -> Target:
@@ -180,8 +220,21 @@ class SinkWorld:
                 found = [json.loads(row) for (row,) in db.execute("SELECT row FROM target")]
             return [(v["id"], v["name"], v["amount"] and Decimal(v["amount"])) for v in found]
 
+        def rows_as(columns: Any) -> list[Row]:
+            with sqlite3.connect(path) as db:
+                found = [json.loads(row) for (row,) in db.execute("SELECT row FROM target")]
+            return [tuple(v[c.name] for c in columns) for v in found]
+
         options = {"connector": "python", "class": "headwater.testing.example_sink:SqliteSink"}
-        return Target(name, {**options, "python.path": str(path)}, rows)
+        return Target(name, {**options, "python.path": str(path)}, rows, rows_as)
+
+
+def _quoted(name: str, quote: str = '"') -> str:
+    return quote + name.replace(quote, 2 * quote) + quote
+
+
+def _tuples(table: Any, columns: Any) -> list[Row]:
+    return list(zip(*[table.column(table.schema.get_field_index(c.name)).to_pylist() for c in columns], strict=True))
 
 
 KINDS = ("postgres", "mariadb", "kafka", "kafka-parallel", "delta", "iceberg", "files", "python")

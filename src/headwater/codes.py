@@ -240,6 +240,7 @@ SINKS: Final[dict[str, str]] = {
     "SINK_KEY_UNKNOWN": "primary_key names a column that the input does not have",
     "SINK_LIBRARY_MISSING": "the connector needs a library that is not installed",
     "SINK_LOGIN_REFUSED": "the target refuses the log-in",
+    "SINK_NAME_REFUSED": "the target cannot have a table, column or topic of this name",
     "SINK_NOT_ALLOWED": "the sink lacks a privilege in its target",
     "SINK_NOT_APPEND_ONLY": "an append-only sink has an input that deletes rows",
     "SINK_NOT_REWINDABLE": "the class of the sink does not allow it to be set back",
@@ -256,6 +257,7 @@ SINKS: Final[dict[str, str]] = {
     "SINK_TARGET_MISSING": "the target does not exist",
     "SINK_TARGET_WENT_BACK": "the target has lost what was delivered to it",
     "SINK_TASK_FAILED": "a task of the delivery failed; it is tried again",
+    "SINK_TLS": "no connection to the target that is as safe as ssl.mode asks for",
     "SINK_UNREACHABLE": "the target does not answer; it is tried again",
 }
 

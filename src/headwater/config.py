@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote, quote_plus
 
 from headwater.errors import UsageError
 
@@ -40,7 +41,25 @@ _MASTER: Final = re.compile(
     r"local(\[(\*|\d+)(\s*,\s*\d+)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|(spark|k8s)://.+|yarn"
 )
 _REFERENCE: Final = re.compile(r"\$\{(file:)?([^}]+)\}")
-SECRET_OPTIONS: Final = ("password", "secret", "token", "passphrase", "sasl.jaas.config", "credentials", "access.key")
+# Names of options whose value is a secret: words anywhere, words between `.`, `_` and `-`, whatever ends in `key`.
+_SECRET_NAME: Final = re.compile(
+    r"passw|passphrase|secret|token|credential|connection[._-]?string|oauthbearer[._-]config"
+    r"|(?:private|account|access|api|shared|signing|encryption)[._-]?key"
+    r"|(?:^|[._-])(?:pwd|pem|sas|jaas|sig|signature)(?:$|[._-])|key$",
+    re.IGNORECASE,
+)
+# … and names like those of things that are no secrets: where one is kept, when it ends, which one it is.
+_NO_SECRET_NAME: Final = re.compile(
+    r"primary_key|ssl\.key|.*public[._-]?key|.*key[._-]id|.*application_credentials|.*[._-](?:location|path|files?|ur[li]"
+    r"|endpoint|type|mechanisms?|method|expires[._-]at(?:[._-]ms)?|ms|enabled?|scope|class|provider)",
+    re.IGNORECASE,
+)
+_AUTHORITY: Final = re.compile(r"://(?=([^/?#\s]*)([^\s,]*))")  # looked at, not eaten: there may be several URLs
+_PAIR: Final = re.compile(r"(?:^|[?&;,\s])([A-Za-z][\w.-]*)\s*=\s*['\"]?([^&;,\s'\"]+)")
+_HAS_PAIRS: Final = re.compile(r"ur[li]|dsn|conninfo|config|string", re.IGNORECASE)
+_REF: Final = "\0"  # stands for a reference while a value is looked at; no option can hold it
+SHORT_SECRET: Final = 4  # characters; masking shorter ones would tear words apart and hide nothing
+_revealed: set[str] = set()  # what was resolved in this process: a handful, as many as there are references
 
 
 def parse_parameter(name: str, value: str) -> int:
@@ -86,7 +105,7 @@ def resolve_secret(text: str) -> str:
         if is_file:
             try:
                 with open(name, encoding="utf-8") as file:
-                    return file.read().rstrip("\r\n")
+                    return _remembered(file.read().rstrip("\r\n"))
             except OSError as error:
                 raise UsageError(
                     "SECRET_MISSING", f"the secret file {name} cannot be read", hint=str(error.strerror)
@@ -95,18 +114,78 @@ def resolve_secret(text: str) -> str:
             raise UsageError(
                 "SECRET_MISSING", f"the environment variable {name} is not set", hint=f"export {name}=… and try again"
             )
-        return os.environ[name]
+        return _remembered(os.environ[name])
 
     return _REFERENCE.sub(one, text)
 
 
+def reveal(text: str, resolve: Callable[[str], str] = resolve_secret) -> str:
+    """What a value with references stands for, as it is used: in a URL a secret may hold any character."""
+    if "://" not in text or _REFERENCE.fullmatch(text):
+        return resolve(text)
+    return _REFERENCE.sub(lambda found: quote(resolve(found[0]), safe=""), text)
+
+
+def _remembered(secret: str) -> str:
+    if len(secret) >= SHORT_SECRET:
+        _revealed.add(secret)
+    return secret
+
+
+def masked(text: str) -> str:
+    """A text of a library's own without the secrets that this process has resolved, in their URL spelling too."""
+    for secret in sorted(_revealed, key=len, reverse=True):
+        for spelling in (secret, quote(secret, safe=""), quote_plus(secret)):
+            text = text.replace(spelling, "***")
+    return text
+
+
+def is_reference(text: str) -> bool:
+    """Whether a value stands for a secret: `${NAME}` or `${file:path}`, or a URL that has one in it."""
+    return _REFERENCE.fullmatch(text) is not None or ("://" in text and _REFERENCE.search(text) is not None)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of an option of this name is a secret."""
+    return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.fullmatch(name) is None
+
+
 def check_secrets(options: Mapping[str, str]) -> None:
-    """Refuse a literal secret: it would be stored and shown in clear."""
+    """Refuse a literal secret, also inside of a URL: it would be stored and shown in clear."""
     for name, value in options.items():
-        secret = any(name == word or name.endswith(("." + word, "_" + word)) for word in SECRET_OPTIONS)
-        if secret and value and not _REFERENCE.fullmatch(value):
+        if is_secret_name(name) and value and not _REFERENCE.fullmatch(value):
+            raise literal_secret(name)
+        if literal_inside(name, value):
             raise UsageError(
                 "LITERAL_SECRET",
-                f"option {name} holds a secret in clear",
-                hint=f"put it into the environment and write {name}='${{NAME}}', or '${{file:path}}'",
+                f"option {name} holds a secret in clear inside of its value",
+                hint=f"put it into the environment and write {name}='…://user:${{NAME}}@host…'",
             )
+
+
+def literal_secret(name: str) -> UsageError:
+    return UsageError(
+        "LITERAL_SECRET",
+        f"option {name} holds a secret in clear",
+        hint=f"put it into the environment and write {name}='${{NAME}}', or '${{file:path}}'",
+    )
+
+
+def literal_inside(name: str, value: str) -> bool:
+    """Whether a value has a password in a URL, or a pair `password=…`, that is not a reference and nothing else."""
+    text = _REFERENCE.sub(_REF, value)
+    urls = list(_AUTHORITY.finditer(text))
+    if any(_password(found[1], found[2]) not in ("", _REF) for found in urls):
+        return True
+    if not urls and not _HAS_PAIRS.search(name):
+        return False
+    return any(is_secret_name(found[1]) and found[2] != _REF for found in _PAIR.finditer(text))
+
+
+def _password(authority: str, rest: str) -> str:
+    """The password of `user:password@host`; one with an unescaped `/`, `?` or `#` too, which no URL may have."""
+    login, at, _ = authority.rpartition("@")
+    if at:
+        return login.partition(":")[2]
+    port = authority.rpartition("]")[2].partition(":")[2]
+    return port if "@" in rest and not port.isdecimal() else ""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headwater.connectors.kafka.sink import send_task
+from headwater.errors import DefiniteError
 from headwater.sink.delivery import DeliveryLoop
 from headwater.sink.registry import open_sink
 from headwater.spark.sink import run_tasks
@@ -24,7 +25,10 @@ pytestmark = pytest.mark.spark
 # Upsert by default, because this is where the merge is; the others append-only, where a repetition shows.
 IN_MEMORY = {"postgres", "mariadb", "kafka", "files", "python"}
 BY_SPARK_TOO = {("postgres", c.check_batches_arrive_in_order)}
-UPSERT = {c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit}
+UPSERT = {
+    *(c.check_batches_arrive_in_order, c.check_reset_allows_delivery_again, c.check_zombie_cannot_commit),
+    *(c.check_columns_of_any_name, c.check_keys_that_look_alike_and_texts_of_any_content),
+}
 
 
 def cases() -> list[Any]:
@@ -139,3 +143,23 @@ def test_a_batch_of_several_producers_is_finished_by_the_successor_exactly_once(
     loop.deliver(1_010, 1_020, lambda: under.batch(changes_of(2, append_only=True)))
     under.expect(changes_of(2, append_only=True))
     under.compare("the batch after it")
+
+
+TARGETS = ("postgres", "mariadb", "delta", "iceberg", "files")
+ODD = {"ascii-1": c.NAMES[0], "ascii-2": c.NAMES[1], "placeholders": "100% %s %(x)s {0} ${x} $1", "other": "ünï ☃"}
+
+
+@pytest.mark.parametrize("name", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_target_of_any_name_is_found_again_or_refused(
+    kind: str, name: str, spark: Any, sink_world: SinkWorld
+) -> None:
+    """In schema or database, table and path; across a restart."""
+    if kind == "delta" and "\\" in name:
+        with pytest.raises(DefiniteError, match="SINK_NAME_REFUSED"):
+            sink_world.target(kind, name).open(1).validate(COLUMNS, KEY)
+        name = name.replace("\\", "")
+    under = sink_world.target(kind, name).under_test(spark)
+    under.in_memory = kind in IN_MEMORY
+    columns = (c.Column("id", "BIGINT", nullable=False), c.Column("v", "STRING"))
+    c.check_two_engines(under, columns, ("id",), [(1, "a"), (2, "b")], [(1, "c")], [(2, None)])

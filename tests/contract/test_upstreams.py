@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 import random
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import pyarrow as pa
 import pytest
 
 from headwater.connectors.delta.upstream import FEED, CopyFiles, DeltaUpstream, TakeChanges
-from headwater.errors import DefiniteError
+from headwater.errors import DefiniteError, UsageError
 from headwater.model.schema import OP, OP_UPSERT, Column, keyed
+from headwater.runtime.followed import Followed
+from headwater.sql.statements import CreateTable
 from headwater.storage.checkpoint import NewSegment
 from headwater.storage.files import DataDir
 from headwater.storage.segments import newest_per_key, read_segments
@@ -135,3 +139,35 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
     other = keyed([Column("id", "BIGINT", False), Column("amount", "INT")], ["id"])
     with pytest.raises(DefiniteError, match="no column amount"):
         DeltaUpstream("orders", lake.path, other).check()
+
+
+def test_secrets_of_a_followed_table_are_references_until_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path)
+    lake.start({1: ("a", 1)})
+    upstream = DeltaUpstream("orders", lake.path, SCHEMA, {"aws_secret_access_key": "${LAKE_SECRET}"})
+    monkeypatch.delenv("LAKE_SECRET", raising=False)
+    with pytest.raises(UsageError, match="SECRET_MISSING"):
+        upstream.check()
+    monkeypatch.setenv("LAKE_SECRET", "hunter2")
+    upstream.check()
+    assert [r["segment"]["rows"] for r in CopyFiles(lake.data_dir, 1, upstream, 0, 0, 1, VNODES).run()] == [1]
+    assert b"hunter2" not in pickle.dumps(upstream) and "hunter2" not in repr(upstream)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"path": "/lake", "storage.aws_secret_access_key": "hunter2"},
+        {"path": "/lake", "storage.azure_storage_sas": "hunter2"},
+        {"path": "s3://key:hunter2@bucket/orders"},
+        {"path": "s3://key:${SECRET}@bucket/orders"},
+    ],
+)
+def test_a_followed_table_takes_no_secret_in_clear(options: dict[str, str]) -> None:
+    followed = Followed(core=None)  # type: ignore[arg-type]  # refused before it is asked for anything
+    statement = CreateTable("CREATE TABLE …", "orders", SCHEMA.columns, ("id",), {"connector": "delta", **options})
+    with pytest.raises(UsageError) as caught:
+        asyncio.run(followed.create(statement))
+    assert caught.value.code in ("LITERAL_SECRET", "OPTION_VALUE") and "hunter2" not in caught.value.render()

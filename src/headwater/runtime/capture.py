@@ -19,6 +19,7 @@ from headwater.runtime import source_setup as setup
 from headwater.runtime.healing import Healing
 from headwater.runtime.reads import Reads
 from headwater.runtime.source_runtime import SourceRuntime
+from headwater.sink.tls import warn_if_open
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow
 
@@ -129,6 +130,7 @@ class Capture:
             )
         check_secrets(statement.options)
         config = PostgresConfig.from_options(statement.options)
+        warn_if_open(f"source {statement.name}", config.hostname, config.ssl_mode)
         self._check_slot_is_free(config)
         if warning := may_be_read_by_others(config):
             log.warning("source %s: %s", statement.name, warning)

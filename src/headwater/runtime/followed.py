@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.snapshot.consume_upstream.upstream import next_group
+from headwater.config import check_secrets, is_reference
 from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.model.barrier import Mutation, MutationKind
 from headwater.model.schema import keyed
@@ -53,6 +54,11 @@ class Followed:
         unknown = [o for o in options if o != "path" and not o.startswith(STORAGE)]
         if unknown:
             raise UsageError("UNKNOWN_OPTION", f"a followed table has no option {unknown[0]}", hint="path, storage.…")
+        check_secrets(options)
+        if is_reference(options["path"]):
+            raise UsageError(
+                "OPTION_VALUE", "the path of a followed table takes no credentials", hint="storage.… options take them"
+            )
         if not statement.key:
             raise UsageError("KEY_MISSING", "a table that follows another needs a primary key", hint="PRIMARY KEY (…)")
         schema = keyed(statement.columns, statement.key)

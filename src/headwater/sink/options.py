@@ -8,11 +8,11 @@ inside a Spark task, so no plan, log or error ever holds one.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headwater.config import is_reference, is_secret_name, literal_inside, reveal
 from headwater.errors import UsageError
 from headwater.sink.sink import SinkType
 
@@ -29,6 +29,7 @@ class Option:
     required: bool = False
     secret: bool = False
     choices: tuple[str, ...] = ()
+    url: bool = False  # a reference may be a part of it; `SinkOptions.reveal` resolves it
 
 
 COMMON: Final = (
@@ -44,7 +45,6 @@ COMMON: Final = (
     Option("dead_letters", bool, default=False),  # refused rows go to files, and the sink goes on
     Option("dead_letters.path"),  # the engine gives a folder of its data directory where none is named
 )
-_SECRET_NAME: Final = re.compile(r"password|secret|token|credential|(?<!public.)key$", re.IGNORECASE)
 _TRUE: Final = frozenset({"true", "t", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "f", "0", "no", "off"})
 
@@ -57,7 +57,7 @@ class Secret:
     resolve: SecretResolver
 
     def reveal(self) -> str:
-        return self.resolve(self.reference)
+        return reveal(self.reference, self.resolve)
 
     def __repr__(self) -> str:
         return f"Secret({self.reference})"
@@ -89,7 +89,7 @@ class SinkOptions:
         return str(self.values[name])
 
     def reveal(self, name: str) -> str | None:
-        """The value of a secret option, resolved now; None if it was not given."""
+        """The value of a secret option or of a URL, resolved now; None if it was not given."""
         value = self.values[name]
         return value.reveal() if isinstance(value, Secret) else value
 
@@ -158,6 +158,13 @@ def _collect(values: Mapping[str, Any], properties: Mapping[str, str | Secret]) 
 def _read(option: Option, text: str, resolve: SecretResolver) -> Any:
     if option.secret:
         return _secret(option, text, resolve)
+    if literal_inside(option.name, text):
+        raise _literal(option.name)
+    if option.url and is_reference(text):
+        return Secret(text, resolve)
+    if "://" in text and is_reference(text):
+        hint = "options of its own take them: see docs/sinks.md"
+        raise UsageError("SINK_OPTION_INVALID", f"option {option.name} takes no credentials", hint=hint)
     if option.choices and text.lower() not in option.choices:
         raise _invalid(option, f"one of {', '.join(option.choices)}")
     if option.kind is bool:
@@ -175,21 +182,25 @@ def _read(option: Option, text: str, resolve: SecretResolver) -> Any:
 def _secret(option: Option, text: str, resolve: SecretResolver) -> Secret | None:
     if not text:
         return None
-    if not (text.startswith("${") and text.endswith("}")):
-        raise UsageError(
-            "SECRET_LITERAL",
-            f"option {option.name} holds a secret in clear text",
-            hint=f"put it into the environment and write {option.name}='${{NAME}}', or '${{file:path}}'",
-        )
+    if "://" in text or not is_reference(text):
+        raise _literal(option.name)
     return Secret(text, resolve)
 
 
+def _literal(name: str) -> UsageError:
+    return UsageError(
+        "SECRET_LITERAL",
+        f"option {name} holds a secret in clear text",
+        hint=f"put it into the environment and write {name}='${{NAME}}', or '${{file:path}}' (also inside of URLs)",
+    )
+
+
 def _property(name: str, text: str, resolve: SecretResolver) -> str | Secret:
-    if text.startswith("${") and text.endswith("}"):
-        return Secret(text, resolve)
-    if _SECRET_NAME.search(name):
-        _secret(Option(name, secret=True), text, resolve)  # refuses it
-    return text
+    if is_secret_name(name) and text:
+        return _secret(Option(name, secret=True), text, resolve) or text
+    if literal_inside(name, text):
+        raise _literal(name)
+    return Secret(text, resolve) if is_reference(text) else text
 
 
 def _invalid(option: Option, wanted: str) -> UsageError:

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any, Final
 
 from pyarrow import fs
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.model.schema import OP, OP_UPSERT, quoted
@@ -113,11 +113,16 @@ class OldFiles:
         """The keys of all changes of the batch, whichever of the two directories there are."""
         filesystem, root = filesystem_of(self.directory)
         found = [i.base_name for i in filesystem.get_file_info(fs.FileSelector(root)) if i.base_name.startswith("op=")]
-        rows = self.spark.read.parquet(*[f"{self.directory}/{name}" for name in found])
+        rows = _reader(self.spark).parquet(*[f"{self.directory}/{name}" for name in found])
         return rows.select(*[F.col(quoted(k)).alias(f"_hw_key{i}") for i, k in enumerate(self.key)])
 
     def _read(self, urls: Sequence[str]) -> Any:
         if self.columns is None:
-            return self.spark.read.option("mergeSchema", "true").parquet(*urls)
+            return _reader(self.spark).option("mergeSchema", "true").parquet(*urls)
         ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in self.columns)
-        return self.spark.read.schema(ddl).parquet(*urls)
+        return _reader(self.spark).schema(ddl).parquet(*urls)
+
+
+def _reader(spark: SparkSession) -> DataFrameReader:
+    """Paths are names of files, never patterns: `{}`, `[]`, `*` and `?` in them mean themselves."""
+    return spark.read.option("__globPaths__", "false")

@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from headwater.config import resolve_secret
+from headwater.config import check_secrets, reveal
 from headwater.errors import UsageError
 from headwater.model.schema import CHANGE_NAMES, Schema, quoted
 from headwater.runtime.registry import Registry, schema_of
@@ -272,7 +272,9 @@ def _opened(options: Mapping[str, str]) -> Iterator[OpenTable]:
         url = existing_meta_store(directory)
         if url.startswith("sqlite:///"):
             url = f"sqlite:///file:{url.removeprefix('sqlite:///')}?mode=ro&uri=true"
-    meta = ReadOnlyMeta(resolve_secret(url))
+    else:
+        check_secrets({"metastore": url})
+    meta = ReadOnlyMeta(reveal(url))
     try:
         job = Registry(meta.job_rows()).find(name, "table", "view")
         if job.kind == "view" and job.state == "creating":

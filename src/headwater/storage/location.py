@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from headwater.config import resolve_secret
+from headwater.config import is_reference, is_secret_name, resolve_secret
 from headwater.errors import UsageError
 from headwater.storage.private import check_owner, make_file
 
@@ -105,8 +105,8 @@ def _parsed(url: str) -> URL:
 
 def _refuse_literal_password(url: str) -> None:
     parsed = _parsed(url)
-    beside = "password" in parsed.query or "sslpassword" in parsed.query  # it would not be resolved there
-    if beside or (parsed.password and not parsed.password.startswith("${")):
+    beside = any(is_secret_name(name) for name in parsed.query)  # it would not be resolved there
+    if beside or (parsed.password and not is_reference(parsed.password)):
         raise UsageError(
             "LITERAL_SECRET",
             "the meta store's URL holds a password in clear",

@@ -11,7 +11,9 @@ AssertionError.
 A sink that keeps its progress in memory only (`durable=False`) is spared the checks that need a restart. One that says
 `takes_rows` is checked twice: with batches of Spark, and with rows in memory.
 
-The columns are `id BIGINT NOT NULL, name STRING, amount DECIMAL(10,2)`, the key `id` (append-only sinks: none).
+The columns are `id BIGINT NOT NULL, name STRING, amount DECIMAL(10,2)`, the key `id` (append-only sinks: none). With
+`open_as(generation, columns, key)` and `rows_as(columns)` an upsert sink is also held to columns of any name, to keys
+that look alike and to texts of any content; what its target cannot hold is said in `not_in_names` and `holds_nul`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import pyarrow as pa
 
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError
 from headwater.logstore import Backlog, ChunkRef, LogBuffer, LogEpoch, LogStoreReader, LogStoreState
-from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Column
+from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, Column, quoted
 from headwater.model.types import arrow_type
 from headwater.sink.batch import RowBatch
 from headwater.sink.delivery import DeliveryLoop
@@ -60,6 +62,10 @@ class SinkUnderTest:
     durable: bool = True
     in_memory: bool = False
     base_epoch: int = 1_000
+    open_as: Callable[[int, Sequence[Column], Sequence[str]], Sink] | None = None
+    rows_as: Callable[[Sequence[Column]], list[Row]] | None = None
+    not_in_names: str = ""  # characters that a column's name cannot hold: refused before anything is made
+    holds_nul: bool = True  # False: a text with U+0000 is a row that the target refuses
     _expected: list[Row] = field(default_factory=list)
 
     def batch(self, changes: Sequence[Change]) -> Any:
@@ -133,6 +139,8 @@ def applies(check: Callable[[SinkUnderTest], None], under: SinkUnderTest) -> boo
         return False
     if check in (check_crash_at_every_step, check_zombie_cannot_commit):
         return under.durable
+    if check in (check_columns_of_any_name, check_keys_that_look_alike_and_texts_of_any_content):
+        return under.durable and under.open_as is not None and not under.append_only
     # A rewound append-only sink appends again, as asked.
     return check is not check_reset_allows_delivery_again or not under.append_only
 
@@ -310,6 +318,166 @@ def check_reset_allows_delivery_again(under: SinkUnderTest) -> None:
     sink.close()
 
 
+# Every printable character of ASCII, the places where other languages put values, and 63 bytes.
+NAMES: Final = (
+    "".join(map(chr, range(0x20, 0x50))).strip(),
+    "".join(map(chr, range(0x50, 0x7F))),
+    *(
+        "100%",
+        "%s %(x)s %%",
+        "{} {0}",
+        "${x}",
+        "${env:HOME}",
+        "$1",
+        "a.b",
+        "a",
+        "back\\slash\\",
+        "a/b",
+        "'one'",
+        '"two"',
+    ),
+    *(
+        "`three`",
+        " first",
+        "ünï ☃",
+        "x" * 63,
+        "select",
+        "new\nline",
+        "tab\tstop",
+        "a;b",
+        "a=b",
+        "(c)",
+        "a,b",
+        "?",
+        ":name",
+    ),
+)
+ALIKE: Final = (
+    *("", " ", "  ", "a", "A", "a ", "a  ", " a", "á", "a\u0301", "Á", "å", "\u212b", "Å", "ß", "ss", "SS", "ﬁ", "fi"),
+    *(
+        "i",
+        "I",
+        "İ",
+        "ı",
+        "0",
+        "00",
+        "1",
+        "1.0",
+        "1e0",
+        "null",
+        "NULL",
+        "\\N",
+        "\\.",
+        "\\",
+        "\\\\",
+        "\\n",
+        "\n",
+        "\r\n",
+    ),
+    *("\t", "a\t", "a\n", "%s", "%", "%%", "{}", "${x}", "$1", "'", "''", '"', '""', "`", "--", "/*", ";", ",", "a,b"),
+    *("\ufeff", "\ufeffa", "\uffff", "\ufffe", "\U0010ffff", "\ufdd0", "\u200d", "a\u00ad", "\x01", "\x7f", "\x1b[0m"),
+)
+WITH_NUL: Final = ("\x00", "a\x00", "a\x00b")
+
+
+def check_columns_of_any_name(under: SinkUnderTest) -> None:
+    """Columns of any name are delivered, found again after a restart, and delivered to again; or refused clearly."""
+    assert under.open_as is not None
+    refused = [n for n in NAMES if set(n) & set(under.not_in_names)]
+    for name in refused:
+        _refused_name(under, name)
+    names = [n for n in NAMES if n not in refused]
+    columns = (Column(names[0], "BIGINT", nullable=False), *(Column(n, "STRING") for n in names[1:]))
+    key = (names[0], names[1])
+    others = len(columns) - 2
+
+    def row(number: int, text: str) -> Row:
+        return (number, f"key {number}", *[f"{text} {i}" for i in range(others)])
+
+    check_two_engines(under, columns, key, [row(i, "first") for i in range(3)], [row(1, "second")], [row(2, "gone")])
+
+
+def _refused_name(under: SinkUnderTest, name: str) -> None:
+    assert under.open_as is not None
+    columns = (Column("id", "BIGINT", nullable=False), Column(name, "STRING"))
+    sink = under.open_as(1, columns, KEY)
+    code = _code_of(lambda: sink.validate(columns, KEY))
+    sink.close()
+    assert code == "SINK_NAME_REFUSED", f"column {name!r} got {code} instead of SINK_NAME_REFUSED"
+
+
+def _code_of(action: Callable[[], Any]) -> str:
+    """The code of the definite error that an action ends with."""
+    try:
+        action()
+    except DefiniteError as error:
+        return error.code
+    return "nothing"
+
+
+def check_keys_that_look_alike_and_texts_of_any_content(under: SinkUnderTest) -> None:
+    """Keys that differ by case, accent, trailing space or normal form are different rows; texts arrive as they were."""
+    assert under.open_as is not None
+    columns = (Column("k", "STRING", nullable=False), Column("v", "STRING"))
+    texts = [*ALIKE, *(WITH_NUL if under.holds_nul else ())]
+    rows = [(k, v) for k, v in zip(texts, [*texts[1:], texts[0]], strict=True)]
+    changed = [(k, f"{k}{k}") for k in texts[::2]]
+    check_two_engines(under, columns, ("k",), rows, changed, [(k, None) for k in texts[1::3] if k not in dict(changed)])
+    if under.holds_nul:
+        return
+    sink = under.open_as(3, columns, ("k",))
+    sink.validate(columns, ("k",))
+    loop = DeliveryLoop(sink)
+    loop.start(None)
+    for row in (("a\x00", "v"), ("k", "a\x00b")):
+        code = _code_of(lambda r=row: loop.deliver(2_000, 2_010, lambda: _batch(under, columns, [(*r, OP_UPSERT)])))  # type: ignore[misc]
+        assert code == "SINK_ROW_REFUSED", f"U+0000 got {code} instead of SINK_ROW_REFUSED"
+    sink.close()
+
+
+def check_two_engines(
+    under: SinkUnderTest,
+    columns: Sequence[Column],
+    key: Sequence[str],
+    first: Sequence[Row],
+    second: Sequence[Row],
+    gone: Sequence[Row],
+) -> None:
+    """An engine delivers the first rows, its successor upserts the second and deletes those that are gone."""
+    assert under.open_as is not None and under.rows_as is not None
+    places = [[c.name for c in columns].index(k) for k in key]
+    model: dict[Row, Row] = {}
+    batches = ([(*r, OP_UPSERT) for r in first], [*((*r, OP_UPSERT) for r in second), *((*r, OP_DELETE) for r in gone)])
+    for generation, rows in enumerate(batches, start=1):
+        sink = under.open_as(generation, columns, key)
+        sink.validate(columns, key)
+        loop = DeliveryLoop(sink)
+        epoch = under.base_epoch + 10 * generation
+        assert loop.start(None) == (None if generation == 1 else epoch - 10), "the target does not know how far it is"
+        loop.deliver(epoch - 10, epoch, lambda r=rows: _batch(under, columns, r))  # type: ignore[misc]
+        assert sink.last_committed() == epoch
+        sink.close()
+        for *row, op in rows:
+            place = tuple(row[i] for i in places)
+            model.pop(place, None)
+            if op == OP_UPSERT:
+                model[place] = tuple(row)
+        found, wanted = (sorted(r, key=repr) for r in (under.rows_as(columns), model.values()))
+        wrong = [r for r in found if r not in wanted] + [r for r in wanted if r not in found]
+        assert found == wanted, (
+            f"after engine {generation}: {len(found)} rows, {len(wanted)} expected, e.g. {wrong[:4]}"
+        )
+
+
+def _batch(under: SinkUnderTest, columns: Sequence[Column], rows: Sequence[Row]) -> Any:
+    if under.in_memory:
+        schema = pa.schema([*((c.name, arrow_type(c.type)) for c in columns), (OP, pa.int8())])
+        values = zip(*rows, strict=True)
+        return RowBatch(pa.table([pa.array(v, f.type) for v, f in zip(values, schema, strict=True)], schema))
+    ddl = ", ".join(f"{quoted(c.name)} {c.type}" for c in columns)
+    return under.spark.createDataFrame(list(rows), f"{ddl}, {OP} TINYINT")
+
+
 CHECKS: Final[tuple[Callable[[SinkUnderTest], None], ...]] = (
     check_batches_arrive_in_order,
     check_crash_at_every_step,
@@ -318,6 +486,8 @@ CHECKS: Final[tuple[Callable[[SinkUnderTest], None], ...]] = (
     check_zombie_cannot_commit,
     check_abort_leaves_nothing,
     check_reset_allows_delivery_again,
+    check_columns_of_any_name,
+    check_keys_that_look_alike_and_texts_of_any_content,
 )
 
 
@@ -340,12 +510,7 @@ def _deliver(under: SinkUnderTest, loop: DeliveryLoop, number: int, *, note: boo
 
 
 def _refused(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except DefiniteError as error:
-        code = error.code
-    else:
-        raise AssertionError("a zombie was not refused")
+    code = _code_of(action)
     assert code == "SINK_FENCED", f"a zombie got {code} instead of SINK_FENCED"
 
 

@@ -42,6 +42,37 @@ def test_a_literal_password_among_client_properties_is_refused_too() -> None:
         sink_options(raw, resolve_secret=never)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("properties.ssl.key.pem", "properties.sasl.oauthbearer.config", "properties.ssl.key.password"),
+        *("schema.registry.url", "properties.bootstrap.server", "staging.path"),
+    ],
+)
+def test_a_secret_in_clear_is_refused_wherever_it_stands(option: str) -> None:
+    value = "http://user:hunter2@host" if option.endswith(("url", "server", "path")) else "hunter2"
+    with pytest.raises(UsageError) as caught:
+        sink_options({"connector": "kafka", "topic": "t", option: value}, resolve_secret=never)
+    assert caught.value.code == "SECRET_LITERAL" and "hunter2" not in caught.value.render()
+
+
+def test_the_schema_registry_takes_its_password_inside_of_the_url_by_reference() -> None:
+    raw = {"connector": "kafka", "topic": "t", "schema.registry.url": "http://user:${PW}@host:8081"}
+    options = sink_options(raw, resolve_secret=lambda r: "p@ss" if r == "${PW}" else r)
+    assert "p@ss" not in repr(options)
+    assert options.reveal("schema.registry.url") == "http://user:p%40ss@host:8081"
+
+
+def test_an_option_that_resolves_nothing_takes_no_credentials() -> None:
+    raw = {"connector": "delta", "path": "s3://key:${SECRET}@bucket/x"}
+    with pytest.raises(UsageError, match="SINK_OPTION_INVALID"):
+        sink_options(raw, resolve_secret=never)
+
+
+def test_a_name_that_looks_like_a_reference_is_a_name() -> None:
+    assert sink_options({**POSTGRES, "table.name": "${PG}"}, resolve_secret=never).text("table.name") == "${PG}"
+
+
 def test_a_secret_is_resolved_only_where_it_is_used() -> None:
     options = sink_options({**POSTGRES, "password": "${PG}"}, resolve_secret=lambda r: "hunter2")
     assert "hunter2" not in repr(options)

@@ -46,6 +46,8 @@ def test_another_url_for_the_same_directory_is_refused(tmp_path: Path, monkeypat
     [
         ("postgresql://app:secret@db/meta", "LITERAL_SECRET"),
         ("postgresql://app@db/meta?password=secret", "LITERAL_SECRET"),
+        ("postgresql://app:${PG}secret@db/meta", "LITERAL_SECRET"),
+        ("postgresql://app@db/meta?sslpassword=secret", "LITERAL_SECRET"),
         ("not a url", "META_STORE_URL"),
     ],
 )

@@ -27,6 +27,7 @@ from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, 
 from headwater.model.schema import Column
 from headwater.model.types import arrow_type
 from headwater.sink.lake import Bounds, LakeSink, LiveFile, filesystem_of
+from headwater.sink.names import name_refused
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress
 
@@ -36,6 +37,7 @@ OPTIONS: Final = (
 )
 PROPERTY_PREFIX: Final = "storage."
 _NEVER: Final = -1  # the version of a sink that was set back to nothing
+_NOT_IN_NAMES: Final = frozenset(" ,;{}()\n\t=")  # Spark and others refuse to read a table that has them
 _UNREADABLE: Final = ("deletionVectors", "columnMapping")
 
 
@@ -63,6 +65,15 @@ class DeltaSink(LakeSink):
         except (DeltaError, OSError) as error:
             message = f"the target of sink {self.name} cannot be used now"
             raise TransientError("SINK_UNREACHABLE", message, detail=type(error).__name__) from None
+
+    def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        if "\\" in self.path:  # the file systems of Spark take it for a slash
+            raise name_refused("path", self.path, "it holds a backslash", hint="choose another path")
+        for name in self.column_names:
+            if found := _NOT_IN_NAMES & set(name):
+                why = f"without column mapping a name cannot hold {', '.join(map(repr, sorted(found)))}"
+                raise name_refused("column", name, why)
+        super().validate(columns, key)
 
     def create(self) -> None:
         schema = pa.schema([pa.field(c.name, arrow_type(c.type), c.nullable) for c in self.columns])
@@ -153,7 +164,7 @@ def _statistics(metadata: Any, columns: Sequence[str]) -> dict[str, dict[str, An
     nulls: dict[str, int] = {}
     for i in range(metadata.num_columns):
         name = metadata.schema.column(i).path
-        if name not in columns:
+        if name not in columns or name != metadata.schema.column(i).name:  # a field of a struct, `a.b`, is not `a.b`
             continue
         found = [metadata.row_group(g).column(i).statistics for g in range(metadata.num_row_groups)]
         if not found or not all(s is not None and s.has_min_max and s.has_null_count for s in found):

@@ -22,6 +22,7 @@ import pyarrow.dataset as ds
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from headwater.config import is_reference, reveal
 from headwater.errors import DefiniteError, HeadwaterError, TransientError
 from headwater.model.schema import OP, OP_DELETE, OP_UPSERT, SEQ, Schema
 from headwater.model.types import arrow_type
@@ -35,7 +36,9 @@ _LOST = ("not found", "No such file", "contiguous commit files", "does not exist
 
 @dataclass(frozen=True, slots=True)
 class DeltaUpstream:
-    """One Delta table; `name` is ours, for messages."""
+    """One Delta table; `name` is ours, for messages. `storage` has references to secrets, and is resolved where it is
+    used: also inside of a task.
+    """
 
     name: str
     path: str
@@ -89,22 +92,27 @@ class DeltaUpstream:
 
     def _table(self, version: int | None = None) -> DeltaTable:
         with explained(self.name, versioned=version is not None):
-            return DeltaTable(self.path, version=version, storage_options=dict(self.storage))
+            return self.open(version)
+
+    def open(self, version: int | None = None) -> DeltaTable:
+        """The table, with errors as the library has them."""
+        storage = {n: reveal(v) if is_reference(v) else v for n, v in self.storage.items()}
+        return DeltaTable(self.path, version=version, storage_options=storage)
 
 
 @contextmanager
 def explained(name: str, *, versioned: bool = True) -> Iterator[None]:
-    """Errors of `deltalake` as ours."""
+    """Errors of `deltalake` as ours. Its own text is not passed on: it may quote a URL with its credentials."""
     try:
         yield
     except HeadwaterError:
         raise
-    except TableNotFoundError as error:
+    except TableNotFoundError:
         raise DefiniteError(
             "UPSTREAM_DROPPED",
             f"the Delta table of {name} is gone",
             hint=f"DROP TABLE {name}, or put the table back and RECOVER",
-        ) from error
+        ) from None
     except Exception as error:  # a broken read of the feed is no DeltaError, and none of Arrow's either
         text = str(error)
         if "change data enabled" in text:
@@ -112,14 +120,14 @@ def explained(name: str, *, versioned: bool = True) -> Iterator[None]:
                 "UPSTREAM_UNREADABLE",
                 f"the change data feed of {name} was off for a while",
                 hint=f"DROP TABLE {name} and create it again: it is copied anew",
-            ) from error
+            ) from None
         if versioned and any(word in text for word in _LOST):
             raise DefiniteError(
                 "UPSTREAM_EXPIRED",
                 f"the Delta table of {name} was vacuumed: versions that were not read are gone",
                 hint=f"DROP TABLE {name} and create it again: it is copied anew",
-            ) from error
-        raise TransientError("UPSTREAM_BUSY", f"the Delta table of {name} cannot be read now") from error
+            ) from None
+        raise TransientError("UPSTREAM_BUSY", f"the Delta table of {name} cannot be read now") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,7 @@ class CopyFiles:
     def run(self) -> Iterator[dict[str, Any]]:
         upstream = self.upstream
         with explained(upstream.name):
-            table = DeltaTable(upstream.path, version=self.version, storage_options=dict(upstream.storage))
+            table = upstream.open(self.version)
             whole = table.to_pyarrow_dataset()
             mine = list(whole.get_fragments())[self.first :: self.step]
             part = ds.FileSystemDataset(mine, whole.schema, whole.format, whole.filesystem)
@@ -173,7 +181,7 @@ class TakeChanges:
     def run(self) -> Iterator[dict[str, Any]]:
         upstream = self.upstream
         with explained(upstream.name):
-            table = DeltaTable(upstream.path, storage_options=dict(upstream.storage))
+            table = upstream.open()
             feed = table.load_cdf(starting_version=self.first, ending_version=self.last)
             rows = pa.table(feed.read_all())
         if rows.num_rows:

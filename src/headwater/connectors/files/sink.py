@@ -8,13 +8,14 @@ exclusive `link`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.connectors.files.manifest import DATA_DIR, ManifestLog, Record, batches
+from headwater.connectors.files.manifest import DATA_DIR, ManifestLog, Record, Staging, batches
 from headwater.errors import DefiniteError, IndeterminateError, TransientError, UsageError
 from headwater.model.schema import OP, OP_UPSERT, Column
 from headwater.sink.base import BaseSink
@@ -42,16 +43,18 @@ class FilesSink(BaseSink):
         self.path = _local_path(options.text("path"))
         self._log = ManifestLog(self.path)
         self._part = path_part(name)
+        self._staging = Staging(self.path, name)
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
         try:
             (self.path / DATA_DIR).mkdir(parents=True, exist_ok=True)
-            earlier = batches(self._log.records(), self.name)
+            earlier = self._log.state(self.name)
         except OSError as error:
             raise DefiniteError(
                 "SINK_PATH_UNUSABLE", "the sink's directory cannot be used", detail=_reason(error)
             ) from None
-        if earlier and (earlier[-1].type, earlier[-1].key) != (self.options.type.value, self.key):
+        written = earlier is not None and bool(earlier.type)
+        if earlier and written and (earlier.type, earlier.key) != (self.options.type.value, self.key):
             raise self.target_changed("was written with another type or key", hint="choose another path")
 
     def claim(self) -> None:
@@ -69,7 +72,9 @@ class FilesSink(BaseSink):
         stored = self._progress()
         if stored is not None and stored.generation > self.generation:
             raise fenced(self.name)
-        self._remove_stale()
+        if not self._staging.known:
+            self._remove_stale()
+        self._staging.sweep(self._log, self.generation)
         token = self.token(from_epoch, to_epoch)
         return token.written(rows=0, directory=f"{DATA_DIR}/{self._part}-{to_epoch}-{self.generation}-{token.attempt}")
 
@@ -77,6 +82,7 @@ class FilesSink(BaseSink):
         from headwater.spark.sink import run_tasks
 
         directory = self.path / token.payload["directory"]
+        self._staging.begin(token.attempt, token.payload["directory"], self.generation, self._log.next)
         directory.mkdir(parents=True)
         fmt, compression = self.options.text("format"), self.options.text("compression")
         names = [*self.column_names, OP] if self.upsert else list(self.column_names)
@@ -102,7 +108,11 @@ class FilesSink(BaseSink):
             tuple(token.payload["files"]),
         )
         for _ in range(_RACES):
-            if judge_progress(self._progress(), token) is Verdict.ALREADY or self._append(record):
+            if judge_progress(self._progress(), token) is Verdict.ALREADY:
+                self._staging.settle(token.attempt, self._log, self.generation)
+                return
+            if self._append(record):
+                self._tidy(token)
                 return
         raise TransientError("SINK_BUSY", f"too many writers at the target of sink {self.name}")
 
@@ -121,16 +131,24 @@ class FilesSink(BaseSink):
     def abort(self, token: Token) -> None:
         if directory := token.payload.get("directory"):
             shutil.rmtree(self.path / directory, ignore_errors=True)
+            self._staging.end(token.attempt)
+
+    def _tidy(self, token: Token) -> None:
+        """The attempt is published: what its repeated tasks left beside its files goes, and so does an empty folder."""
+        directory = self.path / token.payload["directory"]
+        named = {Path(f["path"]).name for f in token.payload["files"]}
+        with contextlib.suppress(OSError):
+            for file in directory.iterdir():
+                if file.name not in named:
+                    file.unlink()
+            if not named:
+                directory.rmdir()
+        self._staging.end(token.attempt)
 
     def _progress(self) -> Progress | None:
-        """The last state of this sink in the log: a claim keeps the epoch and raises the generation."""
-        epoch: int | None = None
-        generation = -1
-        for record in self._log.records():
-            if record.sink == self.name:
-                generation = max(generation, record.generation)
-                epoch = epoch if record.kind == "claim" else record.to_epoch
-        return Progress(epoch, generation) if generation >= 0 else None
+        """The last state of this sink in the log."""
+        state = self._log.state(self.name)
+        return Progress(state.epoch, state.generation) if state is not None else None
 
     def _append(self, record: Record) -> bool:
         try:
@@ -142,7 +160,9 @@ class FilesSink(BaseSink):
             ) from None
 
     def _remove_stale(self) -> None:
-        """Staging of attempts that no record names. Only the owner calls this, with no attempt of its own under way."""
+        """Staging of attempts that no record names, looked for among all of them: once, where an older release, which
+        left no notes of its attempts, may have written. Only the owner calls this, with no attempt under way.
+        """
         kept = {f["path"].rsplit("/", 1)[0] for r in batches(self._log.records()) for f in r.files}
         for directory in (self.path / DATA_DIR).iterdir():
             # What a newer engine stages is not ours to remove, whatever we believed when we looked for it.

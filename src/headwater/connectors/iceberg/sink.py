@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -49,6 +51,7 @@ OPTIONS: Final = (
 )
 PROPERTY_PREFIX: Final = "catalog."
 _NEVER: Final = "-1"
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _NARROW: Final = (pa.int8(), pa.int16())
 _TABLE_PROPERTIES: Final = {
     "commit.retry.num-retries": "0",
@@ -99,7 +102,16 @@ class IcebergSink(LakeSink):
         with contextlib.suppress(NamespaceAlreadyExistsError):
             self._catalog().create_namespace(self.identifier[0])
         with contextlib.suppress(TableAlreadyExistsError):
-            self._catalog().create_table(self.identifier, pa.schema(fields), properties=dict(_TABLE_PROPERTIES))
+            self._catalog().create_table(
+                self.identifier, pa.schema(fields), location=self._own_location(), properties=dict(_TABLE_PROPERTIES)
+            )
+
+    def _own_location(self) -> str | None:
+        """Where the table goes if its name is not fit for a URL; others are put where the catalog puts tables."""
+        warehouse = self.options.reveal_properties().get("warehouse", "")
+        if "/" not in warehouse or all(_PLAIN.fullmatch(part) for part in self.identifier):
+            return None
+        return "/".join([warehouse.rstrip("/"), *(_spelt(part) for part in self.identifier)])
 
     def check(self, table: Table) -> dict[str, pa.DataType]:
         if not table.spec().is_unpartitioned():
@@ -183,3 +195,9 @@ class IcebergSink(LakeSink):
         if metadata.name_mapping() is None:
             marks = {**marks, "schema.name-mapping.default": metadata.schema().name_mapping.model_dump_json()}
         transaction.set_properties(marks)
+
+
+def _spelt(name: str) -> str:
+    """A name as a part of a URL that nobody reads back: other signs than letters, digits, `_` and `-` as `~2f`."""
+    kept = "-_" + string.ascii_letters + string.digits
+    return "".join(chr(b) if chr(b) in kept else f"~{b:02x}" for b in name.encode())

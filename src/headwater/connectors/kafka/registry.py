@@ -12,12 +12,12 @@ TIMEOUT_S = 10.0
 
 def register(options: SinkOptions, subject: str, schema: str) -> int:
     """The id of `schema` under `subject`; registering what is there already gives the same id again."""
-    url = f"{options.text('schema.registry.url').rstrip('/')}/subjects/{subject}/versions"
+    url = f"{(options.reveal('schema.registry.url') or '').rstrip('/')}/subjects/{subject}/versions"
     user = options["schema.registry.username"]
     login = (str(user), options.reveal("schema.registry.password") or "") if user else None
     try:
         answer = httpx.post(url, json={"schema": schema}, auth=login, timeout=TIMEOUT_S)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise TransientError(
             "SINK_UNREACHABLE", "the schema registry does not answer", detail=type(error).__name__
         ) from None

@@ -30,6 +30,7 @@ could carry the epoch too, but brokers forget those of an idle group after seven
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, 
 from headwater.model.schema import VNODE, Column
 from headwater.sink.base import BaseSink
 from headwater.sink.dead_letters import letters_of
+from headwater.sink.names import name_refused
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Token, Verdict, judge_progress
 from headwater.storage.files import path_part
@@ -62,13 +64,14 @@ OPTIONS: Final = (
     Option("staging.path"),
     Option("producers", int, default=4),  # of the snapshot; a broker takes far more
     Option("atomic", bool, default=True),  # a batch of changes is one transaction, hence one producer
-    Option("schema.registry.url"),
+    Option("schema.registry.url", url=True),
     Option("schema.registry.username"),
     Option("schema.registry.password", secret=True),
 )
 PROPERTY_PREFIX: Final = "properties."
 BY_VNODE: Final = "vnode"
 BY_KEY: Final = "key"  # also of intents that do not say it: an older release wrote them
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")  # as the broker has it
 DEFAULT_MAX_BYTES: Final = 1_000_000  # the client's own default of message.max.bytes
 
 
@@ -91,6 +94,9 @@ class KafkaSink(BaseSink):
         self._prefixes: tuple[bytes, bytes] | None = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        for topic in (self.topic, self.place.progress_topic):
+            if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+                raise name_refused("topic", topic, "a topic has letters, digits, '.', '_' and '-', at most 249")
         self.place.client_properties()
         self._create_topics()
         self._schemas()

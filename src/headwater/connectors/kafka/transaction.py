@@ -102,7 +102,9 @@ class Place:
         return self.options.text("progress.topic")
 
     def key(self, *parts: str) -> bytes:
-        return json.dumps([self.sink, *parts]).encode() if parts else self.sink.encode()
+        # A name that begins like our lists would be taken for one.
+        listed = parts or self.sink.startswith("[")
+        return json.dumps([self.sink, *parts]).encode() if listed else self.sink.encode()
 
     def client_properties(self) -> dict[str, Any]:
         given = self.options.reveal_properties()
@@ -128,18 +130,17 @@ class Place:
             # By number: looking up "the beginning" costs the client half a second, and 0 is it, or is reset to it.
             consumer.assign([TopicPartition(self.progress_topic, 0, 0)])
             while (message := self._next(consumer)) is not None:
-                value = message.value()
-                found[message.key()] = json.loads(value) if value is not None else None
+                found[message.key()] = message.value()
         finally:
             consumer.close()
-        main = found.get(self.key())
+        main, intent = (_read(found.get(key)) for key in (self.key(), self.key(INTENT)))
         slices = {}
         for key, value in found.items():
-            parts = json.loads(key) if key.startswith(b"[") else []
+            parts = _listed(key)
             if len(parts) == 2 and parts[0] == self.sink and parts[1] != INTENT and value is not None:
-                slices[parts[1]] = value["intent"]
+                slices[parts[1]] = json.loads(value)["intent"]
         progress = Progress(main["epoch"], main["generation"]) if main is not None else None
-        return Records(progress, found.get(self.key(INTENT)), slices)
+        return Records(progress, intent, slices)
 
     def _next(self, consumer: Any) -> Any:
         message = consumer.poll(REQUEST_TIMEOUT_S)
@@ -305,6 +306,19 @@ class Transaction:
             "transactional.id": self._id,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
         }
+
+
+def _read(value: bytes | None) -> Any:
+    return json.loads(value) if value is not None else None
+
+
+def _listed(key: bytes | None) -> list[str]:
+    """The parts of a record's key; others may keep what they like in the topic."""
+    try:
+        parts = json.loads(key) if key is not None and key.startswith(b"[") else []
+    except ValueError:
+        return []
+    return [str(p) for p in parts]
 
 
 def _message(key: bytes | None, value: bytes | None) -> dict[str, Any]:

@@ -15,19 +15,23 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-import pymysql
-from pymysql.err import DataError, IntegrityError, MySQLError
+from pymysql.connections import Connection
+from pymysql.constants import CLIENT
+from pymysql.err import DataError, IntegrityError, MySQLError, NotSupportedError, OperationalError, ProgrammingError
 
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import OP, OP_UPSERT, Column
 from headwater.model.types import arrow_type
+from headwater.sink import tls
 from headwater.sink.base import LOGIN_HINT, UNREACHABLE_HINT, BaseSink
 from headwater.sink.dead_letters import DeadLetters, letters_of
+from headwater.sink.names import RENAME, name_refused, refuse_long
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
 
@@ -39,11 +43,16 @@ OPTIONS: Final = (
     Option("database.name", required=True),
     Option("table.name", required=True),
     Option("create_table_if_not_exists", bool, default=True),
+    *tls.OPTIONS,
     Option("max_connections", int, default=16),  # parallel loads; a server's own limit is 151 by default
 )
 ROWS_PER_INSERT: Final = 1_000  # with usual rows well below max_allowed_packet (16 MB), and few enough statements
 CONNECT_TIMEOUT_S: Final = 10
 PROGRESS: Final = "headwater_progress"
+NAME_CHARACTERS: Final = 64
+# Collations by which two texts are equal only if their characters are: MariaDB's, MySQL's. The others of the name
+# `…_bin` do not look at trailing spaces: 'a' and 'a ' would be one key.
+EXACT: Final = ("utf8mb4_nopad_bin", "utf8mb4_0900_bin")
 KEY_TEXT: Final = "VARCHAR(255)"  # a text in a key must have a bound; 255 four-byte characters fit into an index
 
 _TYPES: Final[dict[pa.DataType, str]] = {
@@ -64,6 +73,10 @@ _TYPES: Final[dict[pa.DataType, str]] = {
 _MISMATCH: Final = frozenset({1054, 1146, 1136, 1049})
 _REFUSED: Final = frozenset({1264, 1265, 1366, 1406, 1292, 1048, 1062, 1452, 3819, 4025, 1364})
 _LOGIN: Final = frozenset({1044, 1045, 1698, 1227, 1142})
+_NAMES: Final = frozenset({1059, 1060, 1102, 1103, 1166, 1280, 1300})
+_TOO_LONG_KEY: Final = 1071
+_DUPLICATE: Final = 1062
+_NO_TLS: Final = 2026  # the client's own number
 
 
 class MySqlSink(BaseSink):
@@ -80,6 +93,9 @@ class MySqlSink(BaseSink):
         self._connection: Any = None
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        refuse_names("table", [self.options.text("table.name")])
+        refuse_names("column", self.column_names)
+        tls.warn_if_open(f"sink {self.name}", self.options.text("hostname"), self.options.text("ssl.mode"))
         with self._transaction() as cursor:
             found = self._target_columns(cursor)
             if not found:
@@ -90,15 +106,37 @@ class MySqlSink(BaseSink):
 
     def claim(self) -> None:
         with self._transaction() as cursor:
+            self._progress_table(cursor)
             cursor.execute(
-                f"CREATE TABLE IF NOT EXISTS {PROGRESS} (sink VARCHAR(255) PRIMARY KEY, epoch BIGINT,"
-                " generation BIGINT NOT NULL, committed_at TIMESTAMP) ENGINE=InnoDB"
-            )
-            cursor.execute(
-                f"INSERT IGNORE INTO {PROGRESS} (sink, generation) VALUES (%s, %s)", (self.name, self.generation)
+                f"INSERT INTO {PROGRESS} (sink, generation) VALUES (%s, %s) ON DUPLICATE KEY UPDATE sink = sink",
+                (self.name, self.generation),
             )
             self._check_owner(cursor)
             cursor.execute(f"UPDATE {PROGRESS} SET generation = %s WHERE sink = %s", (self.generation, self.name))
+
+    def _progress_table(self, cursor: Any) -> None:
+        """Make it, or give the column of an older one the character set and the exactness that names need."""
+        text = f"VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {self._collation(cursor) or 'utf8mb4_bin'}"
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {PROGRESS} (sink {text} PRIMARY KEY, epoch BIGINT,"
+            " generation BIGINT NOT NULL, committed_at TIMESTAMP NULL) ENGINE=InnoDB"
+        )
+        cursor.execute(
+            "SELECT collation_name FROM information_schema.columns"
+            " WHERE table_schema = DATABASE() AND table_name = %s AND column_name = 'sink'",
+            (PROGRESS,),
+        )
+        if text.split()[-1] not in [row[0] for row in cursor.fetchall()]:
+            cursor.execute(f"ALTER TABLE {PROGRESS} MODIFY sink {text} NOT NULL")
+
+    def _collation(self, cursor: Any) -> str:
+        """The server's collation that is exact, or nothing."""
+        marks = ", ".join(["%s"] * len(EXACT))
+        cursor.execute(
+            f"SELECT collation_name FROM information_schema.collations WHERE collation_name IN ({marks})", EXACT
+        )
+        found = [str(row[0]) for row in cursor.fetchall()]
+        return next((c for c in EXACT if c in found), "")
 
     def prepare(self, from_epoch: int, to_epoch: int) -> Token:
         token = self.token(from_epoch, to_epoch)
@@ -110,7 +148,8 @@ class MySqlSink(BaseSink):
                 self._drop(cursor, stale)
             columns = ", ".join(_quote(c) for c in self.column_names)
             cursor.execute(
-                f"CREATE TABLE {_quote(stage)} ENGINE=InnoDB AS SELECT {columns}, 1 AS _hw_op,"
+                f"CREATE TABLE {_quote(stage)} ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4"
+                f" AS SELECT {columns}, 1 AS _hw_op,"
                 f" CAST(0 AS SIGNED) AS _hw_attempt FROM {self.table} LIMIT 0"
             )
             self._relax(cursor, stage)
@@ -171,8 +210,7 @@ class MySqlSink(BaseSink):
         stage = _quote(token.payload["stage"])
         chosen = f"s._hw_attempt IN ({', '.join(map(str, attempts))})"
         if self.upsert:
-            # `<=>` is equality that also finds NULL.
-            same = " AND ".join(f"t.{_quote(k)} <=> s.{_quote(k)}" for k in self.key)
+            same = " AND ".join(self._same(c) for c in self.columns if c.name in self.key)
             cursor.execute(f"DELETE t FROM {self.table} t JOIN {stage} s ON {same} WHERE {chosen}")
         columns = ", ".join(_quote(c) for c in self.column_names)
         cursor.execute(
@@ -180,28 +218,42 @@ class MySqlSink(BaseSink):
             f" WHERE s._hw_op = {OP_UPSERT} AND {chosen}"
         )
 
+    def _same(self, column: Column) -> str:
+        """Whether a row of the target has the key of a staged one. `<=>` is equality that also finds NULL.
+
+        A target of the user's own may take 'a', 'A' and 'a ' as one key. For us they are three: the row of one must
+        not go because another comes. The target's unique key then refuses the second, and says so.
+        """
+        name = _quote(column.name)
+        same = f"t.{name} <=> s.{name}"
+        if arrow_type(column.type) == pa.string():
+            same += f" AND CAST(t.{name} AS BINARY) <=> CAST(s.{name} AS BINARY)"
+        return same
+
     def _relax(self, cursor: Any, stage: str) -> None:
-        """Staged deletes have only their key: the other columns must take NULL."""
+        """Staged deletes have only their key: the other columns must take NULL. A column keeps its character set."""
         cursor.execute(
-            "SELECT column_name, column_type FROM information_schema.columns"
+            "SELECT column_name, column_type, character_set_name, collation_name FROM information_schema.columns"
             " WHERE table_schema = DATABASE() AND table_name = %s AND is_nullable = 'NO'",
             (stage,),
         )
-        strict = [(n, t) for n, t in cursor.fetchall() if n not in ("_hw_op", "_hw_attempt")]
-        changes = [f"MODIFY {_quote(n)} {t} NULL" for n, t in strict]
+        strict = [row for row in cursor.fetchall() if row[0] not in ("_hw_op", "_hw_attempt")]
+        sets = [
+            f"CHARACTER SET {charset} COLLATE {collation}" if charset else "" for _, _, charset, collation in strict
+        ]
+        changes = [f"MODIFY {_quote(row[0])} {row[1]} {text} NULL" for row, text in zip(strict, sets, strict=True)]
         if self.options["dead_letters.path"] is not None:
             # So the task finds the row that the target would refuse, not the merge.
-            changes += [f"ADD CHECK (_hw_op <> {OP_UPSERT} OR {_quote(n)} IS NOT NULL)" for n, _ in strict]
+            changes += [f"ADD CHECK (_hw_op <> {OP_UPSERT} OR {_quote(row[0])} IS NOT NULL)" for row in strict]
         if changes:
             cursor.execute(f"ALTER TABLE {_quote(stage)} {', '.join(changes)}")
 
     def _target_columns(self, cursor: Any) -> set[str]:
         cursor.execute(
-            "SELECT LOWER(column_name) FROM information_schema.columns"
-            " WHERE table_schema = DATABASE() AND table_name = %s",
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s",
             (self.options.text("table.name"),),
         )
-        return {str(row[0]) for row in cursor.fetchall()}
+        return {str(row[0]).lower() for row in cursor.fetchall()}
 
     def _create_target(self, cursor: Any) -> None:
         if not self.options["create_table_if_not_exists"]:
@@ -211,7 +263,14 @@ class MySqlSink(BaseSink):
             nullable = any(c.nullable for c in self.columns if c.name in self.key)
             kind = "UNIQUE KEY" if nullable else "PRIMARY KEY"
             parts.append(f"{kind} ({', '.join(_quote(k) for k in self.key)})")
-        options = "ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
+        collation = self._collation(cursor)
+        if not collation and self.upsert and any(c.name in self.key and c.type == "STRING" for c in self.columns):
+            raise DefiniteError(
+                "SINK_TARGET_MISMATCH",
+                f"the server of sink {self.name} has no collation that tells keys with trailing spaces apart",
+                hint="use MySQL 8 or MariaDB 10.2 or later, or make the table yourself, with VARBINARY in its key",
+            )
+        options = f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation or 'utf8mb4_bin'}"
         cursor.execute(f"CREATE TABLE {self.table} ({', '.join(parts)}) {options}")
 
     def _definition(self, column: Column) -> str:
@@ -281,27 +340,52 @@ class MySqlSink(BaseSink):
             self.close()
 
 
+class _Checked(Connection):  # type: ignore[misc]
+    """A connection that goes no further than the server's greeting where TLS is required and not offered."""
+
+    def _request_authentication(self) -> None:
+        if self.ssl and not self.server_capabilities & CLIENT.SSL:
+            raise OperationalError(_NO_TLS, "the server offers no TLS")
+        super()._request_authentication()
+
+
 def connector(options: SinkOptions) -> Callable[[], Any]:
     """A function that connects; it resolves the password where it is called, also inside a Spark task."""
 
     def connect() -> Any:
-        connection = pymysql.connect(
-            host=options.text("hostname"),
-            port=options["port"],
-            user=options.text("username"),
-            password=options.reveal("password") or "",
-            database=options.text("database.name"),
-            charset="utf8mb4",
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=3600,
-            init_command="SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
-        )
+        try:
+            connection = _connect(options, tls.context(options))
+        except OperationalError as error:
+            if options.text("ssl.mode") not in tls.OPTIONAL or not _no_tls(error):
+                raise
+            connection = _connect(options, None)
         with connection.cursor() as cursor:
             # The default would lock gaps of the target for the length of a merge.
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         return connection
 
     return connect
+
+
+def _connect(options: SinkOptions, context: ssl.SSLContext | None) -> Any:
+    return _Checked(
+        host=options.text("hostname"),
+        port=options["port"],
+        user=options.text("username"),
+        password=(options.reveal("password") or "").encode(),  # of a text the client takes latin1 alone
+        database=options.text("database.name"),
+        charset="utf8mb4",
+        connect_timeout=CONNECT_TIMEOUT_S,
+        read_timeout=3600,
+        init_command="SET time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+        ssl=context,
+        ssl_disabled=context is None,
+    )
+
+
+def _no_tls(error: Exception) -> bool:
+    """Whether TLS was not offered, or could not be agreed on. (Some releases of the client say which, some wrap it.)"""
+    return _number(error) == _NO_TLS or isinstance(getattr(error, "original_exception", error), ssl.SSLError)
 
 
 def insert_task(
@@ -354,7 +438,8 @@ class _Insert:
             self.rows_of(connection, batch.slice(half))
 
     def _insert(self, connection: Any, batch: Any) -> None:
-        targets = ", ".join(_quote(n) if n != OP else "_hw_op" for n in self.names)
+        # Values are put in by the client, which takes every `%` of the text for a place of theirs.
+        targets = ", ".join(_quote(n).replace("%", "%%") if n != OP else "_hw_op" for n in self.names)
         marks = f"({', '.join(['%s'] * len(self.names))}, {self.attempt})"
         columns = [_values(batch.column(i)) for i in range(batch.num_columns)]
         values = ", ".join([marks] * batch.num_rows)
@@ -408,6 +493,19 @@ def translated(sink: str) -> Iterator[None]:
 def _translate(error: Exception, sink: str) -> HeadwaterError:
     number = _number(error)
     detail = f"error {number}" if number else type(error).__name__
+    if isinstance(error, ssl.SSLError) or _no_tls(error):
+        offered = _number(error) != _NO_TLS
+        return tls.failed(sink, "its certificate, or ours, is refused" if offered else "the server offers no TLS")
+    if number in _NAMES:
+        message = f"the target of sink {sink} cannot have a name that the sink asks for"
+        return DefiniteError("SINK_NAME_REFUSED", message, detail=detail, hint=RENAME)
+    if number == _TOO_LONG_KEY:
+        message = f"the key of sink {sink} is too long for an index of its target"
+        return DefiniteError("SINK_TARGET_MISMATCH", message, detail=detail, hint="make the table yourself")
+    if number == _DUPLICATE:
+        hint = "the target takes two keys as one (a collation that ignores case, accents or trailing spaces), or has"
+        hint += f" another unique key: ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4 COLLATE {EXACT[0]} ({EXACT[1]})"
+        return DefiniteError("SINK_ROW_REFUSED", f"the target of sink {sink} refuses a row", detail=detail, hint=hint)
     if _refused(error):
         hint = "compare the target's types and constraints with the sink's columns"
         return DefiniteError("SINK_ROW_REFUSED", f"the target of sink {sink} refuses a row", detail=detail, hint=hint)
@@ -420,7 +518,7 @@ def _translate(error: Exception, sink: str) -> HeadwaterError:
         return TransientError(
             "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT
         )
-    if isinstance(error, pymysql.err.ProgrammingError):
+    if isinstance(error, ProgrammingError | NotSupportedError):
         return DefiniteError("SINK_FAILED", f"the target of sink {sink} refuses a statement", detail=detail)
     return TransientError(
         "SINK_UNREACHABLE", f"the target of sink {sink} cannot be used now", detail=detail, hint=UNREACHABLE_HINT
@@ -433,6 +531,18 @@ def _number(error: Exception) -> int:
 
 def _refused(error: Exception) -> bool:
     return _number(error) in _REFUSED or isinstance(error, DataError | IntegrityError)
+
+
+def refuse_names(what: str, names: Sequence[str]) -> None:
+    """What MySQL's identifiers cannot be."""
+    refuse_long(what, names, 4 * NAME_CHARACTERS)
+    for name in names:
+        if len(name) > NAME_CHARACTERS:
+            raise name_refused(what, name, f"it has {len(name)} characters, at most {NAME_CHARACTERS} are possible")
+        if name[-1] in " \t\n\v\f\r":
+            raise name_refused(what, name, "a name cannot end with white space")
+        if any(ord(c) > 0xFFFF for c in name):
+            raise name_refused(what, name, "a name can hold no character beyond U+FFFF")
 
 
 def _quote(name: str) -> str:

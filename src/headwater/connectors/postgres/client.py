@@ -19,7 +19,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors as pg_errors
 
-from headwater.config import resolve_secret
+from headwater.config import masked, resolve_secret
 from headwater.errors import HeadwaterError, SourceError, TransientError, UsageError
 
 MIN_SERVER_VERSION: Final = 140_000  # tid range scans, pgoutput messages and 64-bit snapshots in one release
@@ -273,7 +273,7 @@ def _connection_error(text: str, doing: str) -> HeadwaterError:
 def main_line(text: str) -> str:
     """Of libpq's message, which may have details and advice below it, the line that says what happened."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    return next((line for line in lines if "FATAL:" in line), lines[0] if lines else "connection failed")
+    return masked(next((line for line in lines if "FATAL:" in line), lines[0] if lines else "connection failed"))
 
 
 def _after_fatal(line: str) -> str:
@@ -306,7 +306,7 @@ def classify(sqlstate: str, message: str, doing: str) -> HeadwaterError:
     """The error for a SQLSTATE; what is not known is definite, because retrying it for ever would hide it."""
     transient, code, hint = _STATES.get(sqlstate) or _STATES.get(sqlstate[:2]) or (False, "SOURCE_FAILED", "")
     kind = TransientError if transient else SourceError
-    return kind(code, f"{doing}: {message}", detail=f"SQLSTATE {sqlstate}" if sqlstate else "", hint=hint)
+    return kind(code, f"{doing}: {masked(message)}", detail=f"SQLSTATE {sqlstate}" if sqlstate else "", hint=hint)
 
 
 def protocol_error(what: str) -> TransientError:

@@ -22,8 +22,10 @@ from psycopg import sql
 from headwater.connectors.postgres import sink_sql as texts
 from headwater.errors import DefiniteError, HeadwaterError, IndeterminateError, TransientError
 from headwater.model.schema import OP, Column
+from headwater.sink import tls
 from headwater.sink.base import LOGIN_HINT, UNREACHABLE_HINT, BaseSink
 from headwater.sink.dead_letters import letters_of
+from headwater.sink.names import RENAME, refuse_long
 from headwater.sink.options import Option, SinkOptions
 from headwater.sink.sink import Progress, Token, Verdict, fenced, judge_progress
 
@@ -36,7 +38,7 @@ OPTIONS: Final = (
     Option("schema.name", default="public"),
     Option("table.name", required=True),
     Option("create_table_if_not_exists", bool, default=True),
-    Option("ssl.mode", default="prefer"),
+    *tls.OPTIONS,
     Option("max_connections", int, default=16),  # parallel COPYs; a server's own limit is 100 by default
 )
 CONNECT_TIMEOUT_S: Final = 10
@@ -44,9 +46,15 @@ CONNECT_TIMEOUT_S: Final = 10
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 ANALYZE_FROM_ROWS: Final = 10_000
 MERGE_FROM_VERSION: Final = 150000
+NAME_BYTES: Final = 63  # the server cuts off what is longer, and then does not find it
 ABORT_WAIT_S: Final = 10  # tasks of a cancelled job end in that time; a dropped sink has no later `prepare` to clean up
 PREDECESSOR_WAIT_S: Final = 15  # how long a claim lets a commit that is under way finish
 LOCKED: Final = "55P03"
+_CERTIFICATES: Final = (("sslrootcert", "ssl.root.cert"), ("sslcert", "ssl.cert"), ("sslkey", "ssl.key"))
+_NAMES: Final = frozenset({"42701", "42602", "42622", "42939"})  # a column twice, or named like one of the server's own
+# Without a SQLSTATE the client itself refused; only lost connections may pass.
+_CLIENT_SAYS_NO: Final = (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError)
+_NO_TLS: Final = ("certificate", "does not support ssl", "private key", "ssl error: tlsv", "ssl error: ssl")
 
 
 class PostgresSink(BaseSink):
@@ -65,6 +73,9 @@ class PostgresSink(BaseSink):
         self._session = f"headwater sink {self.names.digest}"
 
     def validate(self, columns: Sequence[Column], key: Sequence[str]) -> None:
+        for what, names in (("schema", [self.schema]), ("table", [self.table]), ("column", self.column_names)):
+            refuse_long(what, names, NAME_BYTES)
+        tls.warn_if_open(f"sink {self.name}", self.options.text("hostname"), self.options.text("ssl.mode"))
         with self._transaction() as cursor:
             found = self._target_columns(cursor)
             if not found:
@@ -152,7 +163,7 @@ class PostgresSink(BaseSink):
 
     def last_committed(self) -> int | None:
         with self._transaction() as cursor:
-            cursor.execute("SELECT to_regclass(%s)", (self.names.progress_text(),))
+            cursor.execute("SELECT to_regclass($1)", (self.names.progress_text(),))
             row = cursor.fetchone()
             stored = self._lock_progress(cursor) if row and row[0] is not None else None
         return stored.epoch if stored is not None else None
@@ -174,7 +185,7 @@ class PostgresSink(BaseSink):
             connection.close()
 
     def _merge(self, cursor: psycopg.Cursor[Any], stage: str, token: Token) -> None:
-        attempts = {"attempts": list(token.payload["attempts"])}
+        attempts = [list(token.payload["attempts"])]
 
         def run(*statements: Any) -> None:
             for statement in statements:
@@ -213,7 +224,7 @@ class PostgresSink(BaseSink):
                 f"table {self.schema}.{self.table} does not exist",
                 hint="create it, or add create_table_if_not_exists='true'",
             )
-        cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (self.schema,))
+        cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = $1", (self.schema,))
         if cursor.fetchone() is None:  # IF NOT EXISTS would want the right to create one in any case
             cursor.execute(self.names.create_schema())
         version = cursor.connection.info.server_version
@@ -224,7 +235,7 @@ class PostgresSink(BaseSink):
         """With dead letters on, staging refuses what the target would: so the task finds the row, not the merge."""
         if self.options["dead_letters.path"] is None:
             return
-        cursor.execute(texts.CHECKS, {"schema": self.schema, "table": self.table, "columns": list(self.column_names)})
+        cursor.execute(texts.CHECKS, (self.schema, self.table, list(self.column_names)))
         for (condition,) in cursor.fetchall():
             cursor.execute(self.names.add_check(stage, str(condition), upsert=self.upsert))
 
@@ -295,6 +306,7 @@ def connector(options: SinkOptions, session: str = "headwater sink") -> Callable
     """A function that connects; it resolves the password where it is called, also inside a Spark task."""
 
     def connect() -> psycopg.Connection[Any]:
+        certificates: dict[str, Any] = {name: options[option] for name, option in _CERTIFICATES if options[option]}
         return psycopg.connect(
             host=options.text("hostname"),
             port=options["port"],
@@ -302,6 +314,9 @@ def connector(options: SinkOptions, session: str = "headwater sink") -> Callable
             password=options.reveal("password"),
             dbname=options.text("database.name"),
             sslmode=options.text("ssl.mode"),
+            **certificates,
+            # No client-side placeholders: they would be looked for inside of names too.
+            cursor_factory=psycopg.RawCursor,
             application_name=session,
             connect_timeout=CONNECT_TIMEOUT_S,
             keepalives_idle=10,
@@ -319,7 +334,7 @@ def translate(error: psycopg.Error, sink: str) -> HeadwaterError:
     diag = error.diag
     where = ", ".join(f"{k} {v}" for k, v in (("column", diag.column_name), ("constraint", diag.constraint_name)) if v)
     detail = ", ".join(t for t in (f"SQLSTATE {state}" if state else type(error).__name__, where) if t)
-    if state.startswith(("22", "23")):
+    if state.startswith(("22", "23")) or (not state and isinstance(error, psycopg.DataError)):
         return DefiniteError(
             "SINK_ROW_REFUSED",
             f"the target of sink {sink} refuses a row",
@@ -338,9 +353,19 @@ def translate(error: psycopg.Error, sink: str) -> HeadwaterError:
         hint += ", and SELECT, INSERT, UPDATE and DELETE on the target"
         message = f"sink {sink} lacks a privilege in its target"
         return DefiniteError("SINK_NOT_ALLOWED", message, detail=detail, hint=hint)
-    if state.startswith("28") or "authentication" in str(error):
+    if state in _NAMES:
+        message = f"the target of sink {sink} cannot have a name that the sink asks for"
+        return DefiniteError("SINK_NAME_REFUSED", message, detail=detail, hint=RENAME)
+    if not state and isinstance(error, _CLIENT_SAYS_NO):
+        return DefiniteError("SINK_FAILED", f"the client of sink {sink} refuses a statement", detail=detail)
+    said = str(error).lower()
+    if state.startswith("28") or "authentication" in said or "no pg_hba.conf entry" in said:
         return TransientError(
             "SINK_LOGIN_REFUSED", f"the target of sink {sink} refuses the login", detail=detail, hint=LOGIN_HINT
+        )
+    if not state and (why := next((w for w in _NO_TLS if w in said), "")):
+        return tls.failed(
+            sink, "the server offers no TLS" if "support" in why else "its certificate, or ours, is refused"
         )
     if not state or state.startswith(("08", "40", "53", "55", "57", "3D")):
         return TransientError(

@@ -1,4 +1,8 @@
-"""The statements of the Postgres sink, as texts. `sink.py` runs them and says why they are right together."""
+"""The statements of the Postgres sink, as texts. `sink.py` runs them and says why they are right together.
+
+Parameters are the server's own (`$1`), and the cursors raw: a name in a statement may hold any character, `%` and
+`{}` too, because no client looks for placeholders in it.
+"""
 
 from __future__ import annotations
 
@@ -22,39 +26,39 @@ COLUMNS: Final = """
 SELECT a.attname, t.typcategory
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_type t ON t.oid = a.atttypid
-WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
+WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum"""
 
 UNIQUE_KEYS: Final = """
 SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey))
 FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indisvalid AND i.indimmediate
+WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i.indimmediate
   AND i.indpred IS NULL AND i.indexprs IS NULL"""
 
 # Conditions on columns of the sink alone, as expressions; another column has its default where we insert.
 CHECKS: Final = """
 WITH target AS (
   SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-  WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+  WHERE n.nspname = $1 AND c.relname = $2
 )
 SELECT pg_get_expr(k.conbin, k.conrelid) FROM pg_constraint k JOIN target t ON t.oid = k.conrelid
 WHERE k.contype = 'c' AND NOT EXISTS (
   SELECT 1 FROM pg_attribute a WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey)
-    AND NOT a.attname = ANY (%(columns)s))
+    AND NOT a.attname = ANY ($3))
 UNION ALL
-SELECT format('%%I IS NOT NULL', a.attname) FROM pg_attribute a JOIN target t ON t.oid = a.attrelid
-WHERE a.attnotnull AND a.attnum > 0 AND a.attname = ANY (%(columns)s)"""
+SELECT format('%I IS NOT NULL', a.attname) FROM pg_attribute a JOIN target t ON t.oid = a.attrelid
+WHERE a.attnotnull AND a.attnum > 0 AND a.attname = ANY ($3)"""
 
 TABLES_LIKE: Final = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s"""
+WHERE n.nspname = $1 AND c.relkind = 'r' AND c.relname LIKE $2"""
 
 # Sessions of one sink that hold a lock on its progress table; those of tasks and of other sinks have other names.
 END_SESSIONS: Final = """
 SELECT pg_terminate_backend(a.pid)
 FROM pg_stat_activity a JOIN pg_locks l ON l.pid = a.pid
 JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE a.application_name = %s AND a.pid <> pg_backend_pid() AND a.usename = current_user
-  AND n.nspname = %s AND c.relname = %s AND l.granted"""
+WHERE a.application_name = $1 AND a.pid <> pg_backend_pid() AND a.usename = current_user
+  AND n.nspname = $2 AND c.relname = $3 AND l.granted"""
 
 _TYPES: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "boolean",
@@ -109,7 +113,8 @@ class Names:
         return Identifier(self.schema, PROGRESS)
 
     def progress_text(self) -> str:
-        return f'"{self.schema}"."{PROGRESS}"'
+        """The table as `to_regclass` wants it."""
+        return self.progress.as_string(None)
 
     def stage(self, attempt: str) -> str:
         """A name of at most 63 bytes: the sink's digest, so that no sink drops the staging of another, and the
@@ -148,16 +153,16 @@ class Names:
         ).format(self.progress)
 
     def insert_progress(self) -> Composed:
-        return SQL("INSERT INTO {} (sink, generation) VALUES (%s, %s) ON CONFLICT DO NOTHING").format(self.progress)
+        return SQL("INSERT INTO {} (sink, generation) VALUES ($1, $2) ON CONFLICT DO NOTHING").format(self.progress)
 
     def lock_progress(self) -> Composed:
-        return SQL("SELECT epoch, generation FROM {} WHERE sink = %s FOR UPDATE").format(self.progress)
+        return SQL("SELECT epoch, generation FROM {} WHERE sink = $1 FOR UPDATE").format(self.progress)
 
     def claim_progress(self) -> Composed:
-        return SQL("UPDATE {} SET generation = %s WHERE sink = %s").format(self.progress)
+        return SQL("UPDATE {} SET generation = $1 WHERE sink = $2").format(self.progress)
 
     def move_progress(self) -> Composed:
-        return SQL("UPDATE {} SET epoch = %s, generation = %s, committed_at = now() WHERE sink = %s").format(
+        return SQL("UPDATE {} SET epoch = $1, generation = $2, committed_at = now() WHERE sink = $3").format(
             self.progress
         )
 
@@ -208,7 +213,7 @@ class Names:
         others = [c for c in self.columns if c not in self.key]
         sets = [SQL("{} = s.{}").format(Identifier(c), Identifier(c)) for c in others]
         return SQL(
-            "MERGE INTO {} t USING (SELECT * FROM {} WHERE {} = ANY(%(attempts)s)) s ON {}"
+            "MERGE INTO {} t USING (SELECT * FROM {} WHERE {} = ANY($1)) s ON {}"
             " WHEN MATCHED AND s.{} = {} THEN DELETE WHEN MATCHED THEN {}"
             " WHEN NOT MATCHED AND s.{} = {} THEN INSERT ({}) OVERRIDING SYSTEM VALUE VALUES ({})"
         ).format(
@@ -246,7 +251,7 @@ class Names:
     def _insert(self, stage: str, condition: Composed | SQL, conflict: Composed | SQL) -> Composed:
         columns = _list(self.columns)
         return SQL(
-            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} s WHERE {} AND s.{} = ANY(%(attempts)s){}"
+            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM {} s WHERE {} AND s.{} = ANY($1){}"
         ).format(
             self.target,
             columns,
@@ -264,7 +269,7 @@ class Names:
         return SQL(" AND ").join(SQL("t.{} = s.{}").format(Identifier(k), Identifier(k)) for k in self.key)
 
     def _delete_where(self, stage: str, same: Composed, condition: Composed | SQL) -> Composed:
-        return SQL("DELETE FROM {} t USING {} s WHERE {} AND {} AND s.{} = ANY(%(attempts)s)").format(
+        return SQL("DELETE FROM {} t USING {} s WHERE {} AND {} AND s.{} = ANY($1)").format(
             self.target, Identifier(self.schema, stage), same, condition, Identifier(STAGE_ATTEMPT)
         )
 
