@@ -35,6 +35,7 @@ REFUSED: Final[dict[str, str]] = {
     "spark.python.daemon.module": _TASKS,
     "spark.python.worker.module": _TASKS,
     "spark.pyspark.python": _TASKS,
+    "spark.executorEnv.LC_ALL": "names of files would not be UTF-8",
     "spark.sql.catalogImplementation": "tables are the engine's own",
     "spark.scheduler.mode": "a large copy would hold up the live stream",
     "spark.scheduler.allocation.file": "a large copy would hold up the live stream",

@@ -109,8 +109,8 @@ def _missing(text: str) -> DefiniteError:
         "SEGMENT_MISSING",
         "a file of the data directory is not there",
         detail=found[0] if found else "",
-        hint="is the disk mounted? else put it back from a backup, then RECOVER; a captured table can be copied anew: "
-        "headwater resync TABLE",
+        hint="is the disk mounted? else put it back from a backup, then RECOVER; or DROP the table, with CASCADE, and "
+        "CREATE it again",
     )
 
 

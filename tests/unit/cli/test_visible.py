@@ -85,7 +85,7 @@ def test_a_message_of_a_log_is_one_line() -> None:
         raise ValueError("\x1b[2J")
     except ValueError:
         text = PlainFormatter("%(message)s").format(record(sys.exc_info()))
-    assert "\n  File " in text and is_tame(text)
+    assert "\n    File " in text and is_tame(text)
 
 
 FAILING = """

@@ -22,7 +22,12 @@ def job(job_id: int, kind: str, state: str = "live", *, inputs: tuple[int, ...] 
 def rows_of(*jobs: JobRow) -> dict[str, dict[str, Any]]:
     progress = {j.id: JobProgress.restored(j.id, j.name, j.state, {"rows": 100 * j.id}) for j in jobs}
     counts = SimpleNamespace(of=lambda j: RowCount(j.id, 7))
-    core: Any = SimpleNamespace(registry=Registry(jobs), progress_of=progress.__getitem__, row_counts=counts)
+    core: Any = SimpleNamespace(
+        registry=Registry(jobs),
+        progress_of=progress.__getitem__,
+        row_counts=counts,
+        executors=SimpleNamespace(waiting_for=""),
+    )
     return {str(r["name"]): r for r in progress_rows(core)}
 
 

@@ -19,9 +19,10 @@ LIBRARIES = {"mysql": "pymysql", "kafka": "confluent_kafka", "delta": "deltalake
 
 @pytest.mark.parametrize("connector", sorted(EXTRAS))
 def test_missing_library_is_an_error_that_says_what_to_install(connector: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, LIBRARIES[EXTRAS[connector]], None)
-    for name in [n for n in sys.modules if n.startswith(f"headwater.connectors.{EXTRAS[connector]}.")]:
+    library, ours = LIBRARIES[EXTRAS[connector]], f"headwater.connectors.{EXTRAS[connector]}."
+    for name in [n for n in sys.modules if n.startswith((f"{library}.", ours))]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UsageError) as found:
         sink_options({"connector": connector}, resolve_secret=str)
     assert found.value.code == "SINK_LIBRARY_MISSING"
