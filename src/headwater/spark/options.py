@@ -36,6 +36,7 @@ REFUSED: Final[dict[str, str]] = {
     "spark.python.worker.module": _TASKS,
     "spark.pyspark.python": _TASKS,
     "spark.executorEnv.LC_ALL": "names of files would not be UTF-8",
+    "spark.sql.runSQLOnFiles": "a statement would read files of the machine",
     "spark.sql.catalogImplementation": "tables are the engine's own",
     "spark.scheduler.mode": "a large copy would hold up the live stream",
     "spark.scheduler.allocation.file": "a large copy would hold up the live stream",
