@@ -23,10 +23,14 @@ from headwater.errors import TransientError
 FUZZ = Path(__file__).parents[1] / "fuzz_postgres.py"
 
 
-def fuzzed(seed: int, seconds: float, cache: Path) -> str:
+def checked(cache: Path, *arguments: str, within: float) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_OPT": "0", "NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, "-W", "ignore", str(FUZZ), str(seed), str(seconds)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds + 300)
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=within)
+
+
+def fuzzed(seed: int, seconds: float, cache: Path) -> str:
+    done = checked(cache, str(FUZZ), str(seed), str(seconds), within=seconds + 300)
     assert done.returncode == 0, f"seed {seed}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -41,6 +45,15 @@ def test_damaged_frames_of_a_new_seed_are_refused_or_decoded(tmp_path: Path) -> 
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     print(fuzzed(seed, 120, tmp_path))
+
+
+@pytest.mark.slow
+def test_rows_are_decoded_placed_and_packed_within_their_arrays(tmp_path: Path) -> None:
+    """The tests of the same compiled code that hold what it gives, in checked mode."""
+    names = ("test_postgres_wire_rows", "test_postgres_decoding", "test_placing", "test_parquet_pages")
+    files = [str(Path(__file__).with_name(f"{name}.py")) for name in names]
+    done = checked(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, within=1200)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize("length", range(4))

@@ -127,7 +127,9 @@ def _slot(conn: Connection, config: PostgresConfig, exists: Callable[[], bool]) 
         return Finding(True, f"slot {config.slot} exists")
     if holder.application == reader_name(config.slot) and exists():
         return Finding(True, f"slot {config.slot} is read by this source's own {holder}")
-    return Finding(False, f"{slots.in_use(config.slot, holder)} ({slots.IN_USE_HINT})")
+    ours = "; of an engine that has this source already, give the --data-dir"
+    more = ours if holder.application == reader_name(config.slot) else ""
+    return Finding(False, f"{slots.in_use(config.slot, holder)} ({slots.IN_USE_HINT}{more})")
 
 
 def _publication(conn: Connection, config: PostgresConfig, publication: dict[str, Any] | None) -> Finding:
