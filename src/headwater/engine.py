@@ -78,6 +78,7 @@ GONE_S: Final = 0.5  # by when a process has ended of which the connections have
 LAST_DELIVERY_S: Final = 2.0
 LAST_CHECKPOINT_S: Final = 7.0
 STEP_S: Final = 0.8
+OF_EPOCHS: Final = ("table", "view")  # the stages of Spark jobs that a checkpoint waits for
 
 
 class EngineCore:
@@ -183,8 +184,12 @@ class EngineCore:
         for task in list(self._tasks):
             if task is not lane:  # the lane ends by itself, after its last checkpoint
                 task.cancel()
+        if hasattr(self, "jobs"):
+            self.jobs.cancel("", but=OF_EPOCHS)  # it has all of Spark for itself, and the time is short
         if lane is not None:
             await self.main.stop(timeout_s=LAST_CHECKPOINT_S - (time.monotonic() - began))
+            if self.dataflow.waits(self.writes.acknowledged):
+                log.error("the last checkpoint did not end in time: what was written and not flushed may be lost")
         if hasattr(self, "jobs"):
             self.jobs.cancel("")
         ends = [self.capture.stop()] if hasattr(self, "capture") else []
