@@ -110,6 +110,7 @@ class EngineCore:
         self.barriers: deque[dict[str, Any]] = deque(maxlen=120)
         self.fatal: asyncio.Future[HeadwaterError] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.stopping = False
         loop = asyncio.get_running_loop()
         self.owner = OwnerWatch(self.meta, lambda error: loop.call_soon_threadsafe(self.die, error))
 
@@ -178,6 +179,7 @@ class EngineCore:
         end in time is left to the next start.
         """
         began = time.monotonic()
+        self.stopping = True
         if hasattr(self, "delivery"):
             await _within(LAST_DELIVERY_S, asyncio.gather(self.delivery.stop(), self.creating.stop()))
         lane = getattr(self, "_lane_task", None)
