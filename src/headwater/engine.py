@@ -85,6 +85,7 @@ GONE_S: Final = 0.5  # by when a process has ended of which the connections have
 LAST_DELIVERY_S: Final = 2.0
 LAST_CHECKPOINT_S: Final = 7.0
 STEP_S: Final = 0.8
+OF_EPOCHS: Final = ("table", "view")  # the stages of Spark jobs that a checkpoint waits for
 
 
 class EngineCore:
@@ -129,6 +130,7 @@ class EngineCore:
         self.begun = asyncio.Event()  # sources, tables and views are in being
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.stopping = False
         loop = asyncio.get_running_loop()
         self.owner = OwnerWatch(self.meta, lambda error: loop.call_soon_threadsafe(self.die, error))
 
@@ -229,14 +231,19 @@ class EngineCore:
         end in time is left to the next start.
         """
         began = time.monotonic()
+        self.stopping = True
         if hasattr(self, "delivery"):
             await _within(LAST_DELIVERY_S, asyncio.gather(self.delivery.stop(), self.creating.stop()))
         lane = getattr(self, "_lane_task", None)
         for task in list(self._tasks):
             if task is not lane:  # the lane ends by itself, after its last checkpoint
                 task.cancel()
+        if hasattr(self, "jobs"):
+            self.jobs.cancel("", but=OF_EPOCHS)  # it has all of Spark for itself, and the time is short
         if lane is not None:
             await self.main.stop(timeout_s=LAST_CHECKPOINT_S - (time.monotonic() - began))
+            if self.dataflow.waits(self.writes.acknowledged):
+                log.error("the last checkpoint did not end in time: what was written and not flushed may be lost")
         if hasattr(self, "executors"):
             await _within(STEP_S, self.executors.stop())
         if hasattr(self, "jobs"):

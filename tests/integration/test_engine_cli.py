@@ -274,6 +274,7 @@ def test_a_file_applied_again_creates_only_what_is_new_and_a_changed_definition_
         assert found == [1, 2]
         old = again.sql("SELECT min(epoch) AS e FROM hw_catalog.hw_epochs")[0]["e"]
         assert old < again.epoch()
+        wait_until(lambda: again.sql("SELECT count(*) AS n FROM more") == [{"n": 2}], what="the end of the file")
         again.sql("INSERT INTO notes VALUES (3, 'acknowledged before the terminal was closed')")
         # As a closed terminal does it: to the engine and all that it has started in its process group.
         os.killpg(again.process.pid, signal.SIGHUP)

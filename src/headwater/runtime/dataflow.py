@@ -10,9 +10,10 @@ One actor runs it, because one Spark job serves all tables of an epoch; errors c
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headwater.barrier.manager import BarrierReceiver, LocalBarrierManager
 from headwater.errors import DefiniteError
@@ -26,6 +27,8 @@ from headwater.storage.files import cache_entry
 
 if TYPE_CHECKING:
     from headwater.engine import EngineCore
+
+LAST_ROWS: Final = 65_536  # that the engine itself writes as it stops: in less than a second
 
 
 class Dataflow:
@@ -219,11 +222,17 @@ class Dataflow:
         if not tasks:
             return []
         from headwater.spark.query import explained
-        from headwater.spark.tasks import balanced, run_tasks
+        from headwater.spark.tasks import balanced, run_here, run_tasks
+        from headwater.spark.write_rows import WriteRows
 
         def work() -> list[dict[str, Any]]:
             with explained("EPOCH_FAILED"):
                 return run_tasks(self.core.spark, balanced(tasks, self.core.slots))
+
+        # Spark's workers may not even have begun, and a stop has some seconds: what is acknowledged must not be lost.
+        rows = sum(weight for weight, _ in tasks)
+        if self.core.stopping and rows <= LAST_ROWS and all(isinstance(task, WriteRows) for _, task in tasks):
+            return await asyncio.to_thread(run_here, [task for _, task in tasks])
 
         return await self.core.jobs.run("capture", "table", work)
 

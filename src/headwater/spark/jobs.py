@@ -113,11 +113,12 @@ class JobRunner:
         except Exception:  # Spark itself is gone: whoever runs work next is told
             return 0
 
-    def cancel(self, prefix: str) -> None:
-        """Cancel what runs for a stage, or for one subject of it (`stage-subject-`)."""
+    def cancel(self, prefix: str, *, but: tuple[str, ...] = ()) -> None:
+        """Cancel what runs for a stage, or for one subject of it (`stage-subject-`); not for the stages of `but`."""
         context = self._context()
         for group in list(self._running):
-            if context is not None and group.startswith(f"headwater-{prefix}"):
+            kept = group.startswith(tuple(f"headwater-{stage}-" for stage in but))
+            if context is not None and group.startswith(f"headwater-{prefix}") and not kept:
                 context.cancelJobGroup(group)
 
     def slots(self) -> int:

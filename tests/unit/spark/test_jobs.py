@@ -27,9 +27,11 @@ def test_reads_of_all_tables_are_one_stage_and_those_of_one_can_be_cancelled() -
 
     runner.run_blocking("backfill", "backfill", inside, 7)
     runner.run_blocking("backfill", "backfill", inside, 71)
+    for stage in ("table", "view", "tables", "query"):
+        runner.run_blocking("query", stage, lambda: runner.cancel("", but=("table", "view")))
     runner.close()
-    assert cancelled == ["headwater-backfill-7-1"]
-    assert counted == [("backfill", 1), ("backfill", 1)]
+    assert cancelled == ["headwater-backfill-7-1", "headwater-tables-5", "headwater-query-6"]
+    assert counted[:2] == [("backfill", 1), ("backfill", 1)]
 
 
 @pytest.mark.parametrize(("exit_code", "code"), [(52, "SPARK_OUT_OF_MEMORY"), (-9, "SPARK_LOST"), (1, "SPARK_LOST")])
