@@ -66,7 +66,7 @@ def error_line(error: dict[str, Any]) -> str:
 
 def open_errors(status: dict[str, Any]) -> list[dict[str, Any]]:
     """What is not over: the newest of each job and code, oldest first."""
-    newest = {(e["name"], e["code"]): e for e in status["errors"] if e["ended_at"] is None}
+    newest = {(e["name"], e["code"]): e for e in status["errors"] if e.get("ended_at") is None}
     return sorted(newest.values(), key=lambda e: str(e["at"]))
 
 

@@ -82,8 +82,7 @@ def test_paused_barrier_refreshes_views_only_of_what_a_late_write_changed(
 
     monkeypatch.setattr(dataflow, "_stage_tables", tables)
     monkeypatch.setattr(dataflow.live_views, "stage", views)
-    dataflow.core.delivery = SimpleNamespace(contribute=lambda _: None)
-    dataflow.core.row_counts = SimpleNamespace(contribute=lambda _: None)
+    dataflow.core.delivery = dataflow.core.row_counts = SimpleNamespace(contribute=lambda _: None)
     dataflow.live_views.states[VIEW] = view()
     asyncio.run(dataflow._stage(Barrier(EpochPair(Epoch(1), Epoch(2)), BarrierKind.CHECKPOINT, paused=True)))
     assert bool(calls) is refreshed
