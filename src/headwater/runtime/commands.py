@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import gc
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlglot import exp
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from headwater.engine import EngineCore
 
 READS: Final = (s.Query, s.Show, s.Describe, s.Explain, s.SetVariable)  # these change nothing
+LONG_TEXT: Final = 256 << 10  # characters
+_LONG_TEXTS: Final = threading.Lock()
+_long_texts = 0  # being parsed now
 WAIT_POLL_S: Final = 0.01  # a look takes microseconds
 JOB_PROPERTIES: Final = {
     "table": ("BACKFILL_RATE_LIMIT", "PARALLELISM", "BACKFILL_PARALLELISM"),
@@ -463,8 +469,32 @@ class Commands:
 async def _parsed(text: str) -> AsyncIterator[s.Statement]:
     """The statements of a text, each read in a thread: a long INSERT takes seconds, and epochs go on meanwhile."""
     statements = parse(text)
-    while (statement := await asyncio.to_thread(next, statements, None)) is not None:
+    while (statement := await asyncio.to_thread(_next_statement, statements, len(text))) is not None:
         yield statement
+
+
+def _next_statement(statements: Iterator[s.Statement], size: int) -> s.Statement | None:
+    if size < LONG_TEXT:
+        return next(statements, None)
+    with _uncollected():
+        return next(statements, None)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's cyclic collector: while a tree of millions of nodes grows, it would go through all of them again
+    and again, and everything else in this process stands meanwhile."""
+    global _long_texts
+    with _LONG_TEXTS:
+        _long_texts += 1
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _LONG_TEXTS:
+            _long_texts -= 1
+            if not _long_texts:
+                gc.enable()
 
 
 def _limit(name: str, value: str | None) -> int | None:

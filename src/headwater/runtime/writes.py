@@ -65,7 +65,7 @@ class Writes:
                 rows = await self._values(schema, columns, statement.query)
                 await self.stage(job.id, schema, rows, states)
             else:
-                if table_names(statement.query):
+                if await asyncio.to_thread(table_names, statement.query):
                     await self.settle()
                 segments = await self._query_segments(job.id, schema, columns, statement.query)
                 self.hand_over(job.id, segments, states)

@@ -13,9 +13,9 @@ from typing import Final, NoReturn
 
 from headwater.errors import UsageError
 
-# Longer statements than people write: an INSERT of some hundred thousand short rows. It is held in memory and parsed,
-# and every further megabyte of it takes Python seconds.
-MAX_BODY_BYTES: Final = 8 << 20
+# Longer than statements that people write: an INSERT of more than a hundred thousand short rows. Every megabyte of it
+# takes the parser seconds, and becomes a tree of half a million nodes which Python's collector goes through at once.
+MAX_BODY_BYTES: Final = 4 << 20
 MAX_NAMES: Final = 16
 HINT: Final = 'send {"statement": "SELECT …"}'
 
