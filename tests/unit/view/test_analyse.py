@@ -257,7 +257,7 @@ def test_a_sketch_is_an_aggregate(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["${env:X}", "${x}", "@v", ":p", "{}", "$1", "a.b", "%s", "back\\slash", "quo'te", "bq`x", "tab\t", "\ufffe"]
+    "name", ["${env:X}", "${x}", "@v", ":p", "{}", "$1", "a.b", "%s", "back\\slash", "quo'te", "bq`x", "tab\t"]
 )
 def test_the_name_of_a_column_is_never_read_as_sql(name: str) -> None:
     odd = Schema((Column("id", "BIGINT", False), Column(name, "STRING"), Column("v", "INT")), ("id",))
