@@ -175,6 +175,7 @@ def test_no_session_beside_the_main_one_substitutes_either(engine: Engine) -> No
 
 
 def test_the_admin_token_reads_no_file_and_calls_no_code(engine: Engine, place: Path) -> None:
+    engine.execute("CREATE TABLE IF NOT EXISTS notes (id BIGINT PRIMARY KEY, body STRING)")
     secret = place / "only_mine.txt"
     secret.write_text("CANARY")
     path = f"text.`{secret}`"
