@@ -282,7 +282,7 @@ class Writes:
 
 
 def _is_inline(query: exp.Expression) -> bool:
-    """A VALUES list of constants, or a SELECT without FROM; nothing of it is bound, so it must name no table anywhere."""
+    """A VALUES list of constants, or a SELECT without FROM; nothing of it is bound, so it names no table."""
     if isinstance(query, exp.Values):
         return len(query.expressions) <= INLINE_ROWS and not query.find(exp.Select, exp.Table)
     alone = isinstance(query, exp.Select) and not query.args.get("from_")
