@@ -35,7 +35,8 @@ class CreationWorld:
     def __init__(self, folder: Path, seed: int, *settings: str) -> None:
         self.random = random.Random(seed)
         given = ["barrier_interval_ms=200", "vnode_count=4", *settings]
-        self.engine = EngineProcess(folder / "data", *(part for text in given for part in ("--set", text)))
+        options = [part for text in given for part in ("--set", text)]
+        self.engine = EngineProcess(folder / "data", "--allow-python", *options)
         self.engine.start()
         self.sql("CREATE TABLE many (id BIGINT PRIMARY KEY, g INT, v BIGINT)")
         self.sql("CREATE TABLE names (g INT PRIMARY KEY, name STRING)")

@@ -215,7 +215,7 @@ class Reader:
     def start(self) -> None:
         """An engine on the usual data directory, for commands that a reader gives in a second terminal."""
         if not (self.data_dir / "endpoint.json").exists():
-            self.run(["run"])
+            self.run(["run", "--allow-python"])  # where a page needs it, it says so
 
     def stop(self) -> None:
         """Ctrl-C."""

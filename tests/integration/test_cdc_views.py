@@ -47,7 +47,9 @@ class ViewWorld:
     def __init__(self, server: PostgresServer, folder: Path) -> None:
         self.server, self.folder = server, folder
         self.db = server.connect()
-        self.engine = EngineProcess(folder / "data", "--set", "barrier_interval_ms=300", "--set", "vnode_count=16")
+        self.engine = EngineProcess(
+            folder / "data", "--set", "barrier_interval_ms=300", "--set", "vnode_count=16", "--allow-python"
+        )
         self.engine.start()
         self.sql(SOURCE.format(server=server))
 

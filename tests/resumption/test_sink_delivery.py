@@ -47,7 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory, sink_world: SinkWorld, kill
     broker = (
         f"python.connector='kafka', python.properties.bootstrap.server='{sink_world.bootstrap}', python.topic='log'"
     )
-    with EngineProcess(tmp_path_factory.mktemp("delivery") / "data") as running:
+    with EngineProcess(tmp_path_factory.mktemp("delivery") / "data", "--allow-python") as running:
         running.sql("CREATE TABLE t (id BIGINT PRIMARY KEY, country STRING, amount BIGINT)")
         running.sql("INSERT INTO t SELECT id, concat('c', id % 3), id FROM range(300)")
         running.sql("CREATE TABLE e (id BIGINT PRIMARY KEY, n INT); INSERT INTO e SELECT id, 0 FROM range(100)")

@@ -38,7 +38,7 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    with EngineProcess(tmp_path_factory.mktemp("delivery") / "data") as running:
+    with EngineProcess(tmp_path_factory.mktemp("delivery") / "data", "--allow-python") as running:
         running.sql("CREATE TABLE e (id BIGINT PRIMARY KEY, n INT); INSERT INTO e SELECT id, 0 FROM range(2000); FLUSH")
         yield running
 

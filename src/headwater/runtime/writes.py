@@ -280,7 +280,8 @@ class Writes:
 
 
 def _is_inline(query: exp.Expression) -> bool:
-    """A VALUES list of constants, or a SELECT without FROM."""
+    """A VALUES list of constants, or a SELECT without FROM; nothing of it is bound, so it names no table."""
     if isinstance(query, exp.Values):
-        return len(query.expressions) <= INLINE_ROWS and not query.find(exp.Select)
-    return isinstance(query, exp.Select) and not query.args.get("from_") and not query.find(exp.Subquery, exp.Explode)
+        return len(query.expressions) <= INLINE_ROWS and not query.find(exp.Select, exp.Table)
+    alone = isinstance(query, exp.Select) and not query.args.get("from_")
+    return alone and not query.find(exp.Subquery, exp.Explode, exp.Table)

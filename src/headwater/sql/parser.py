@@ -24,6 +24,9 @@ from headwater.sql.dml import delete, insert, update
 from headwater.sql.reading import DIALECTS, first_line, parse_query, reading, too_deep
 
 _EXPLAIN: Final = re.compile(r"\s*EXPLAIN\s+", re.IGNORECASE)
+# `\ud83d\ude00` is one character, either half alone is none: Spark would store a question mark.
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F]")
+_WHOLE: Final = re.compile(r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 KINDS: Final = ("SOURCE", "TABLE", "SINK", "VIEW")
 
 
@@ -33,9 +36,7 @@ def parse(text: str, dialect: str = "spark") -> Iterator[s.Statement]:
     `SET dialect` holds for what follows it.
     """
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UsageError(
-            "SQL_SYNTAX", "the text holds bytes or escapes that are no characters", hint="write it in UTF-8"
-        )
+        raise _no_characters()
     rest = text
     while rest:
         for piece, after in _pieces(rest, dialect):
@@ -46,6 +47,11 @@ def parse(text: str, dialect: str = "spark") -> Iterator[s.Statement]:
                 break
         else:
             return
+
+
+def _no_characters() -> UsageError:
+    what = "the text holds bytes or escapes that are no characters"
+    return UsageError("SQL_SYNTAX", what, hint="write it in UTF-8")
 
 
 def _known_dialect(name: str) -> str:
@@ -60,6 +66,9 @@ def _pieces(text: str, dialect: str) -> Iterator[tuple[str, str]]:
         tokens = sqlglot.tokenize(text, read=reading(dialect))
     except TokenError as error:
         raise UsageError("SQL_SYNTAX", "the text cannot be read", detail=first_line(error)) from error
+    for token in tokens if _HALF.search(text) else []:
+        if token.token_type is TokenType.STRING and _HALF.search(_WHOLE.sub("", text[token.start : token.end + 1])):
+            raise _no_characters()
     start = 0
     for i in range(len(tokens) + 1):
         if i == len(tokens) or tokens[i].token_type is TokenType.SEMICOLON:

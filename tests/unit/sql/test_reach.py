@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.errors import UsageError
+from headwater.runtime.writes import _is_inline
 from headwater.sql.binding import bind, table_names
 from headwater.sql.parser import parse
 from headwater.sql.reach import REFUSED, TABLE_FUNCTIONS
@@ -144,3 +145,9 @@ def test_a_comment_is_never_sent_on() -> None:
 
 def test_no_function_is_both_allowed_and_refused() -> None:
     assert not TABLE_FUNCTIONS & set(REFUSED)
+
+
+@pytest.mark.parametrize("text", ["SELECT 1 WHERE EXISTS (SELECT 1 FROM t)", "SELECT 1 WHERE 1 IN (SELECT a FROM t)"])
+def test_an_insert_that_names_a_table_anywhere_is_bound(text: str) -> None:
+    (found,) = parse(f"INSERT INTO x {text}")
+    assert not _is_inline(found.query)  # type: ignore[attr-defined]

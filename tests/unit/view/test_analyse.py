@@ -10,7 +10,7 @@ from sqlglot import exp
 import view_nexmark
 import view_tpch
 from headwater.errors import UsageError
-from headwater.model.schema import Column, keyed
+from headwater.model.schema import Column, Schema, keyed, quoted
 from headwater.view.analyse import analyse, analysis
 from headwater.view.plan import Strategy, ViewPlan, explain
 
@@ -254,3 +254,19 @@ def test_sums_are_added_to_only_where_spark_keeps_their_digits(kind: str, strate
 def test_a_sketch_is_an_aggregate(name: str) -> None:
     assert analyse(f"select {name}(a) as x from t", TABLES).strategy is Strategy.FULL
     assert analyse(f"select a, {name}(id) as x from t group by a", TABLES).strategy is Strategy.AFFECTED_KEYS
+
+
+@pytest.mark.parametrize(
+    "name", ["${env:X}", "${x}", "@v", ":p", "{}", "$1", "a.b", "%s", "back\\slash", "quo'te", "bq`x", "tab\t"]
+)
+def test_the_name_of_a_column_is_never_read_as_sql(name: str) -> None:
+    odd = Schema((Column("id", "BIGINT", False), Column(name, "STRING"), Column("v", "INT")), ("id",))
+    column = quoted(name)
+    for sql, columns in (
+        ("SELECT * FROM odd", ("id", name, "v")),
+        (f"SELECT id, {column} FROM odd WHERE {column} > 'a'", ("id", name)),
+        (f"SELECT {column}, count(*) AS n FROM odd GROUP BY {column}", (name, "n")),
+        (f"SELECT a.id, b.{column} FROM odd a JOIN odd b ON a.{column} = b.{column}", ("id", name)),
+        (f"SELECT a.id, {column} FROM odd a JOIN odd b USING ({column})", ("id", name)),
+    ):
+        assert analyse(sql, {"odd": odd}).columns == columns
