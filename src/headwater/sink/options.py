@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.config import is_reference, is_secret_name, literal_inside, reveal
+from headwater.config import is_reference, is_secret, literal_inside, reveal
 from headwater.errors import UsageError
 from headwater.sink.sink import SinkType
 
@@ -207,7 +207,7 @@ def _literal(name: str) -> UsageError:
 
 
 def _property(name: str, text: str, resolve: SecretResolver) -> str | Secret:
-    if is_secret_name(name) and text:
+    if is_secret(name, text):
         return _secret(Option(name, secret=True), text, resolve) or text
     if literal_inside(name, text):
         raise _literal(name)
