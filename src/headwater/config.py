@@ -150,10 +150,15 @@ def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.fullmatch(name) is None
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether an option holds a secret: a switch is none, whatever it is called (`skip_signature`)."""
+    return bool(value) and value.lower() not in ("true", "false") and is_secret_name(name)
+
+
 def check_secrets(options: Mapping[str, str]) -> None:
     """Refuse a literal secret, also inside of a URL: it would be stored and shown in clear."""
     for name, value in options.items():
-        if is_secret_name(name) and value and not _REFERENCE.fullmatch(value):
+        if is_secret(name, value) and not _REFERENCE.fullmatch(value):
             raise literal_secret(name)
         if literal_inside(name, value):
             raise UsageError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 from pyspark.sql import functions as F
 
 from headwater.errors import DefiniteError, TransientError
@@ -60,6 +62,35 @@ def test_statistics_spare_reading_files_that_cannot_hold_the_key(spark: Any, tar
     within = sink.files(sink.load(), {"id": lake.Bounds(90, 110, False)})
     assert len(within) == 1
     assert len(sink.files(sink.load(), {"id": lake.Bounds(0, 200, False)})) == 2
+
+
+def leftovers(sink: Any) -> list[str]:
+    """What lies in the staging directories of a table and holds no row: empty files, empty folders, marks."""
+    filesystem, root = lake.filesystem_of(sink.location(sink.load()))
+    found = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    ours = [i for i in found if "/headwater-" in i.path and not i.base_name.endswith(".crc")]
+    folders = {i.path.rsplit("/", 1)[0] for i in ours}
+    files = [i for i in ours if i.type is fs.FileType.File]
+    rows = {i.path: pq.read_metadata(i.path).num_rows if i.path.endswith(".parquet") else 0 for i in files}
+    return [p for p, n in rows.items() if n == 0] + [
+        i.path for i in ours if i.type is fs.FileType.Directory and i.path not in folders
+    ]
+
+
+def test_no_empty_file_or_folder_is_left_and_an_attempt_that_was_not_needed_goes(spark: Any, target: Target) -> None:
+    loop = started(target)
+    loop.deliver(0, 1, lambda: spark.createDataFrame([(1, "a", None, 1), (2, "b", None, 1)], DDL).coalesce(1))
+    loop.deliver(1, 2, lambda: spark.createDataFrame([(1, None, None, 2), (2, None, None, 2)], DDL).coalesce(1))
+    assert target.rows(False) == [] and leftovers(loop.sink) == []
+    loop.deliver(2, 3, lambda: spark.createDataFrame([], DDL))
+    loop.deliver(3, 4, lambda: spark.createDataFrame([(3, "c", None, 1)], DDL).repartition(2))
+    assert leftovers(loop.sink) == []
+    token = loop.sink.prepare(3, 4)
+    token = loop.sink.write(token, spark.createDataFrame([(3, "c", None, 1)], DDL))
+    loop.sink.commit(token)  # it was delivered already
+    filesystem, directory = lake.filesystem_of(token.payload["directory"])
+    assert filesystem.get_file_info(directory).type is fs.FileType.NotFound
+    assert [r[0] for r in target.rows(False)] == [3]
 
 
 def test_small_files_are_folded_when_there_are_many(

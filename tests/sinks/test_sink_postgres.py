@@ -110,6 +110,15 @@ def _once_waiting(sql: Any, other: Any) -> None:
     other.close()
 
 
+def test_a_target_that_takes_two_keys_as_one_is_refused(port: int, sql: Any) -> None:
+    sql("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level1', deterministic = false)")
+    sql("CREATE TABLE loose_keys (k text COLLATE loose PRIMARY KEY, v int)")
+    with pytest.raises(DefiniteError) as caught:
+        started(opened(port, "loose_keys", COLUMNS, ("k",)))
+    assert caught.value.code == "SINK_TARGET_MISMATCH" and "column k" in caught.value.message
+    started(opened(port, "loose_keys", COLUMNS, (), type="append-only"))
+
+
 def test_a_target_of_the_users_own_types_without_a_key_is_kept_right(spark: Any, port: int, sql: Any) -> None:
     sql("CREATE TABLE own (note text DEFAULT 'kept', k varchar(10), v bigint NOT NULL)")
     loop = started(opened(port, "own", COLUMNS, ("k",)))

@@ -77,6 +77,7 @@ def test_reference_and_other_options_pass() -> None:
     plain += ("properties.sasl.oauthbearer.token.endpoint.url", "properties.sasl.mechanism", "properties.sasl.username")
     plain += ("storage.aws_web_identity_token_file", "storage.google_application_credentials", "topic", "ssl.mode")
     check_secrets(dict.fromkeys(plain, "in clear"))
+    check_secrets({"storage.aws_skip_signature": "true"})
 
 
 @pytest.mark.parametrize(

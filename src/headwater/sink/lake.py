@@ -160,12 +160,12 @@ class LakeSink(BaseSink):
         for _ in range(RACES):
             table = self.load()
             if judge_progress(self.progress(table), token) is Verdict.ALREADY:
+                self._forget(table, token)
                 break
             if self.try_commit(table, token.to_epoch, token.payload["added"], self._still_there(table, token)):
                 break
         else:
             raise self._busy()
-        self._remove(f"{token.payload['directory']}/op=2")
         self.tidy()
 
     def last_committed(self) -> int | None:
@@ -235,12 +235,15 @@ class LakeSink(BaseSink):
         return table
 
     def _data_files(self, directory: str) -> tuple[list[str], int]:
-        """New data files that hold rows, with their bytes."""
+        """New data files that hold rows, with their bytes. What holds none is removed, and so is what was only read."""
         import pyarrow.parquet as pq
 
         filesystem, root = filesystem_of(directory)
-        added, size = [], 0
+        added: list[str] = []
+        size = 0
+        self._remove(f"{directory}/op=2")
         for part in ("op=1", "kept"):
+            before = len(added)
             selector = fs.FileSelector(f"{root}/{part}", recursive=True, allow_not_found=True)
             for info in filesystem.get_file_info(selector):
                 if not info.path.endswith(".parquet"):
@@ -250,6 +253,12 @@ class LakeSink(BaseSink):
                 if rows:
                     added.append(f"{directory}/{info.path[len(root) + 1 :]}")
                     size += info.size
+                else:
+                    _delete_file(filesystem, info.path)
+            if len(added) == before:
+                self._remove(f"{directory}/{part}")
+        if not added:
+            self._remove(directory)
         return added, size
 
     def _remove_stale(self, table: Any) -> None:
@@ -262,7 +271,7 @@ class LakeSink(BaseSink):
         stale = [name for name in stale if self._abandoned(name, epoch)]
         if not stale:
             return
-        used = {f.url.rsplit("/", 2)[0].rsplit("/", 1)[-1] for f in self.files(table, {})}
+        used = self._used(table)
         for name in stale:
             if name not in used:
                 self._remove(f"{self.location(table)}/{name}")
@@ -274,6 +283,15 @@ class LakeSink(BaseSink):
         _, _, epoch, *rest = name.split("-")
         return int(epoch) > done and (len(rest) < 2 or int(rest[0]) <= self.generation)
 
+    def _forget(self, table: Any, token: Token) -> None:
+        """Remove what an attempt staged that another one has delivered already."""
+        if not self._used(table) & {token.payload["directory"].rsplit("/", 1)[-1]}:
+            self._remove(token.payload["directory"])
+
+    def _used(self, table: Any) -> set[str]:
+        """The directories of the files that the table has."""
+        return {f.url.rsplit("/", 2)[0].rsplit("/", 1)[-1] for f in self.files(table, {})}
+
     def _remove(self, directory: str) -> None:
         filesystem, root = filesystem_of(directory)
         with contextlib.suppress(OSError):
@@ -281,6 +299,14 @@ class LakeSink(BaseSink):
 
     def _busy(self) -> HeadwaterError:
         return TransientError("SINK_BUSY", f"too many writers at the target of sink {self.name}")
+
+
+def _delete_file(filesystem: Any, path: str) -> None:
+    """A file, and the sum that Hadoop puts beside it."""
+    folder, _, name = path.rpartition("/")
+    for gone in (path, f"{folder}/.{name}.crc"):
+        with contextlib.suppress(OSError):
+            filesystem.delete_file(gone)
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:

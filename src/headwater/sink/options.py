@@ -8,11 +8,12 @@ inside a Spark task, so no plan, log or error ever holds one.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.config import is_reference, is_secret_name, literal_inside, reveal
+from headwater.config import is_reference, is_secret, literal_inside, reveal
 from headwater.errors import UsageError
 from headwater.sink.sink import SinkType
 
@@ -45,6 +46,7 @@ COMMON: Final = (
     Option("dead_letters", bool, default=False),  # refused rows go to files, and the sink goes on
     Option("dead_letters.path"),  # the engine gives a folder of its data directory where none is named
 )
+_NAME: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^,]*))\s*(?:,|$)')
 _TRUE: Final = frozenset({"true", "t", "1", "yes", "on"})
 _FALSE: Final = frozenset({"false", "f", "0", "no", "off"})
 
@@ -142,7 +144,7 @@ def _collect(values: Mapping[str, Any], properties: Mapping[str, str | Secret]) 
     return SinkOptions(
         connector=str(values["connector"]).lower(),
         type=kind,
-        primary_key=tuple(k.strip() for k in (values["primary_key"] or "").split(",") if k.strip()),
+        primary_key=_names(values["primary_key"] or ""),
         snapshot=values["snapshot"],
         force_append_only=values["force_append_only"],
         rate_limit=None if rate is None or rate < 0 else rate,
@@ -153,6 +155,15 @@ def _collect(values: Mapping[str, Any], properties: Mapping[str, str | Secret]) 
         values=dict(values),
         properties=dict(properties),
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names between commas; one in double quotes or backquotes may hold commas and spaces, and its quote doubled."""
+    found = []
+    for double, back, plain in _NAME.findall(text):
+        name = double.replace('""', '"') or back.replace("``", "`") or plain.strip()
+        found += [name] if name else []
+    return tuple(found)
 
 
 def _read(option: Option, text: str, resolve: SecretResolver) -> Any:
@@ -196,7 +207,7 @@ def _literal(name: str) -> UsageError:
 
 
 def _property(name: str, text: str, resolve: SecretResolver) -> str | Secret:
-    if is_secret_name(name) and text:
+    if is_secret(name, text):
         return _secret(Option(name, secret=True), text, resolve) or text
     if literal_inside(name, text):
         raise _literal(name)

@@ -77,7 +77,7 @@ def replay_batch(
     """Refused rows again: append-only as they were, else the rows that their keys have at an epoch."""
     schema = schema_of(source)
     reader = core.reader(schema, wide=True)  # few rows, and perhaps refused because they are long
-    letters = reader.spark.read.parquet(*paths)
+    letters = reader.spark.read.option("__globPaths__", "false").parquet(*paths)  # names, never patterns
     visible = [quoted(c.name) for c in schema.visible]
     if options.type is SinkType.APPEND_ONLY:
         return letters.select(*visible, OP)

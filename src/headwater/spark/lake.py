@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Any, Final
 
 from pyarrow import fs
-from pyspark.sql import DataFrame, DataFrameReader, Observation, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from headwater.model.schema import OP, OP_UPSERT, quoted
@@ -52,10 +52,10 @@ def stage(
     chosen = [F.col(quoted(c)).cast("int").alias(c) if c in widen else F.col(quoted(c)) for c in columns]
     if by_op:
         name = _free_name(columns)
-        counted.select(*chosen, F.col(OP).alias(name)).write.mode("error").partitionBy(name).parquet(path)
+        _writer(counted.select(*chosen, F.col(OP).alias(name))).partitionBy(name).parquet(path)
         _rename_partitions(path, name)
     else:
-        counted.select(*chosen).write.mode("error").parquet(f"{path}/{_STAGED_OP}={OP_UPSERT}")
+        _writer(counted.select(*chosen)).parquet(f"{path}/{_STAGED_OP}={OP_UPSERT}")
     got = seen.get
     bounds = {
         name: Bounds(got[f"low{i}"], got[f"high{i}"], bool(got[f"nulls{i}"]))
@@ -76,7 +76,7 @@ def _rename_partitions(path: str, name: str) -> None:
     if name == _STAGED_OP:
         return
     filesystem, root = filesystem_of(path)
-    for info in filesystem.get_file_info(fs.FileSelector(root)):
+    for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
         if info.base_name.startswith(f"{name}="):
             filesystem.move(info.path, f"{root}/{_STAGED_OP}={info.base_name.split('=')[1]}")
 
@@ -102,7 +102,7 @@ class OldFiles:
 
     def rewrite(self, urls: Sequence[str]) -> None:
         """What the batch leaves of these files, as new files."""
-        self._joined(self._read(urls), "left_anti").write.mode("error").parquet(f"{self.directory}/kept")
+        _writer(self._joined(self._read(urls), "left_anti")).parquet(f"{self.directory}/kept")
 
     def _joined(self, rows: DataFrame, how: str) -> DataFrame:
         keys = self._batch_keys()
@@ -121,6 +121,11 @@ class OldFiles:
             return _reader(self.spark).option("mergeSchema", "true").parquet(*urls)
         ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in self.columns)
         return _reader(self.spark).schema(ddl).parquet(*urls)
+
+
+def _writer(rows: DataFrame) -> DataFrameWriter:
+    """Without the empty file `_SUCCESS`: what counts is what the table names."""
+    return rows.write.mode("error").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
 
 
 def _reader(spark: SparkSession) -> DataFrameReader:

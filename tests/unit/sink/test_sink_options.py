@@ -93,6 +93,11 @@ def test_the_sink_key_is_the_option_else_the_visible_key_of_the_input() -> None:
         sink_key(plain, COLUMNS, ("_row_id",))
 
 
+def test_a_key_column_of_any_name_can_be_said_in_quotes() -> None:
+    raw = {"connector": "blackhole", "primary_key": 'id, "a,b" , `c``d`,"e""f", g h,'}
+    assert sink_options(raw, resolve_secret=never).primary_key == ("id", "a,b", "c`d", 'e"f', "g h")
+
+
 def test_a_python_sink_that_lacks_a_method_is_refused() -> None:
     raw = {"connector": "python", "class": "collections:OrderedDict"}
     with pytest.raises((UsageError, TypeError)):

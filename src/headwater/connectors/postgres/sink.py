@@ -46,6 +46,7 @@ CONNECT_TIMEOUT_S: Final = 10
 STATEMENT_TIMEOUT_MS: Final = 3_600_000
 ANALYZE_FROM_ROWS: Final = 10_000
 MERGE_FROM_VERSION: Final = 150000
+COLLATIONS_FROM_VERSION: Final = 120000  # that may be nondeterministic
 NAME_BYTES: Final = 63  # the server cuts off what is longer, and then does not find it
 ABORT_WAIT_S: Final = 10  # tasks of a cancelled job end in that time; a dropped sink has no later `prepare` to clean up
 PREDECESSOR_WAIT_S: Final = 15  # how long a claim lets a commit that is under way finish
@@ -81,6 +82,7 @@ class PostgresSink(BaseSink):
             if not found:
                 self._create_target(cursor)
                 return
+            self._check_key(cursor)
         missing = [c for c in self.column_names if c not in found]
         if missing:
             raise self.target_changed(f"has no column {', '.join(missing)}")
@@ -212,6 +214,15 @@ class PostgresSink(BaseSink):
     def _has_unique_key(self, cursor: psycopg.Cursor[Any]) -> bool:
         cursor.execute(texts.UNIQUE_KEYS, (self.schema, self.table))
         return any(set(row[0]) == set(self.key) for row in cursor.fetchall()) and bool(self.key)
+
+    def _check_key(self, cursor: psycopg.Cursor[Any]) -> None:
+        """A target that takes two keys as one would lose the row of one of them."""
+        if not self.upsert or cursor.connection.info.server_version < COLLATIONS_FROM_VERSION:
+            return
+        cursor.execute(texts.INEXACT, (self.schema, self.table, list(self.key)))
+        if found := [str(row[0]) for row in cursor.fetchall()]:
+            hint = "change the column to text with a deterministic collation, or let the sink create the table"
+            raise self.target_changed(f"takes different texts as one in its key column {found[0]}", hint=hint)
 
     def _target_columns(self, cursor: psycopg.Cursor[Any]) -> dict[str, str]:
         cursor.execute(texts.COLUMNS, (self.schema, self.table))

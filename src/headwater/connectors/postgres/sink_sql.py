@@ -34,6 +34,14 @@ FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.o
 WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i.indimmediate
   AND i.indpred IS NULL AND i.indexprs IS NULL"""
 
+# Columns that take texts of different characters as equal.
+INEXACT: Final = """
+SELECT a.attname
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation l ON l.oid = a.attcollation
+WHERE n.nspname = $1 AND c.relname = $2 AND a.attname = ANY ($3)
+  AND (t.typname = 'citext' OR NOT l.collisdeterministic)"""
+
 # Conditions on columns of the sink alone, as expressions; another column has its default where we insert.
 CHECKS: Final = """
 WITH target AS (
