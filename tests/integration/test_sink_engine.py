@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import sqlite3
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 
@@ -425,10 +427,18 @@ def test_engine_that_was_replaced_ends_within_30_s_whatever_its_sinks_do(engine:
         engine.sql(f"CREATE SINK hangs_in_{where} FROM k WITH ({options})")
     eventually(lambda: "SINK_UNREACHABLE" in engine.output(), "the sinks did not begin")
     time.sleep(2)
-    engine.sql("INSERT INTO k SELECT id, 'x', 1 FROM range(1000, 1010)")
+    waiting = threading.Thread(target=_until_refused, args=(engine, "INSERT INTO k VALUES (1000, 'x', 1); FLUSH"))
+    waiting.start()
+    time.sleep(2)
     with sqlite3.connect(engine.data_dir / "meta.db", timeout=30) as meta:  # as another engine does when it starts
         meta.execute("UPDATE owner SET generation = generation + 1")
     begun = time.monotonic()
     assert engine.process.wait(60) == 1
     assert time.monotonic() - begun < 30
     assert "error: [ENGINE_FENCED]" in engine.output()
+    waiting.join()
+
+
+def _until_refused(engine: EngineProcess, statement: str) -> None:
+    with contextlib.suppress(SqlError, httpx.HTTPError):
+        engine.sql(statement)
