@@ -261,6 +261,11 @@ class EngineCore:
         """How many tasks Spark runs at once, now."""
         return self.executors.slots
 
+    @property
+    def waiting_for(self) -> str:
+        """What the whole engine waits for; empty while it goes on."""
+        return self.executors.waiting_for
+
     def slots_changed(self) -> None:
         if hasattr(self, "capture"):
             self.capture.reads.slots.resize(self.slots)

@@ -52,7 +52,9 @@ class Queries:
         self._next = 0
 
     async def run(self, query: exp.Expression) -> Result:
-        await self.core.writes.settle()
+        # What the engine says of itself is to be had above all while nothing else goes on.
+        if not (self.core.waiting_for and all(ref.catalogue for ref in bind(query)[1])):
+            await self.core.writes.settle()
         return await self.core.jobs.run("query", "query", lambda: self.run_blocking(query))
 
     def run_blocking(self, query: exp.Expression) -> Result:

@@ -24,8 +24,8 @@ def _progress_row(core: EngineCore, job_id: int, now: float) -> dict[str, Any]:
     if job.kind == "table" and not job.spec.get("captured") and not progress.finished:
         progress.finish()
     row = progress.row(now)
-    if core.executors.waiting_for:
-        row["waiting_for"] = core.executors.waiting_for
+    if core.waiting_for:
+        row["waiting_for"] = core.waiting_for
     return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
 
 
@@ -42,7 +42,7 @@ def status_of(core: EngineCore) -> dict[str, Any]:
             "master": core.master,
             "paused": core.paused,
             "slots": core.slots,
-            "waiting_for": core.executors.waiting_for or None,
+            "waiting_for": core.waiting_for or None,
             "data_dir": str(core.local_dir),
         },
         "barriers": list(core.barriers),

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from headwater.errors import DefiniteError, UsageError
 from headwater.spark.archive import java_options
+from headwater.spark.daemon import most_idle_workers
 from headwater.spark.java import find_java
 from headwater.spark.security import secret_for_spark, security_settings
 
@@ -51,6 +52,8 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.sql.codegen.cache.maxEntries": "10000",
     "spark.python.worker.reuse": "true",
     "spark.python.daemon.module": "headwater.spark.daemon",
+    # Spark keeps as many as were ever busy at once; those that were idle for longest end first.
+    "spark.python.factory.idleWorkerMaxPoolSize": str(most_idle_workers()),
     "spark.ui.retainedJobs": "2000",
     "spark.sql.ui.retainedExecutions": "50",
 }
