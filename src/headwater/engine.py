@@ -295,6 +295,11 @@ class EngineCore:
         """How many tasks Spark runs at once, now."""
         return self.executors.slots
 
+    @property
+    def waiting_for(self) -> str:
+        """What the whole engine waits for; empty while it goes on."""
+        return self.executors.waiting_for
+
     def slots_changed(self) -> None:
         if hasattr(self, "capture"):
             self.capture.reads.slots.resize(self.slots)
@@ -505,7 +510,7 @@ class EngineCore:
             return f"the engine ends: [{self.fatal.result().code}]"
         if not self.jobs.alive():
             return "Spark's driver process is gone"
-        return self.executors.waiting_for or self.health.problem()
+        return self.waiting_for or self.health.problem()
 
 
 async def _finish_sweep(sweep: Sweep) -> None:

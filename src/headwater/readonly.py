@@ -79,6 +79,10 @@ class ReadOnlyEngine:
 
         return TableReader(self.spark, self.data_dir, schema, self.parameters["vnode_count"])
 
+    @property
+    def waiting_for(self) -> str:
+        return ""
+
     async def settle(self) -> None:
         """There is nothing to wait for."""
 

@@ -180,7 +180,7 @@ def run(
             else:
                 sys.stderr.write(f"headwater runs on {data_dir}; page: {engine.core.endpoint.page}\n")
                 sys.stderr.flush()
-            if waiting := engine.core.executors.waiting_for:
+            if waiting := engine.core.waiting_for:
                 sys.stderr.write(f"waiting: {waiting}\n")
                 sys.stderr.flush()
             apply_file(engine, text, logging.getLogger("headwater").info if Options.log_json else note)

@@ -41,7 +41,9 @@ class Queries:
         limit = self.core.parameters["statement_timeout_s"]
         try:
             async with asyncio.timeout(limit or None):
-                await self.core.writes.settle()
+                # What the engine says of itself is to be had above all while nothing else goes on.
+                if not (self.core.waiting_for and all(ref.catalogue for ref in bind(query)[1])):
+                    await self.core.writes.settle()
                 return await self.core.jobs.run("query", "query", lambda: self.run_blocking(query), ends=True)
         except TimeoutError:
             raise DefiniteError(

@@ -44,8 +44,8 @@ def is_first_copy(job: JobRow) -> bool:
 def _row(core: EngineCore, job: JobRow, progress: JobProgress, now: float) -> dict[str, Any]:
     was_live = job.state == "failed" and job.live_epoch != MAX_EPOCH
     row = progress.row(now)
-    if core.executors.waiting_for:
-        row["waiting_for"] = core.executors.waiting_for
+    if core.waiting_for:
+        row["waiting_for"] = core.waiting_for
     if progress.finished or was_live:
         row = with_count(row, job, core.row_counts.of)
     return {**row, "phase": "failed"} if job.state == "failed" and progress.finished else row
@@ -72,7 +72,7 @@ def status_of(core: EngineCore) -> dict[str, Any]:
             "master": core.master,
             "paused": core.paused,
             "slots": core.slots,
-            "waiting_for": core.executors.waiting_for or None,
+            "waiting_for": core.waiting_for or None,
             "data_dir": str(core.local_dir),
         },
         "barriers": list(core.barriers),

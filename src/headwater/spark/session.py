@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from headwater.errors import DefiniteError, UsageError
 from headwater.limits import require_open_files
 from headwater.spark.archive import java_options
+from headwater.spark.daemon import most_idle_workers
 from headwater.spark.java import find_java
 from headwater.spark.security import secret_for_spark, security_settings
 from headwater.storage.private import UMASK, WORKERS_UMASK, current_umask
@@ -65,6 +66,8 @@ SETTINGS: Final[dict[str, str]] = {
     "spark.python.worker.reuse": "true",
     "spark.executorEnv.LC_ALL": UTF8_LOCALE,  # names of files, as in `_start_jvm`, also where a cluster starts a JVM
     "spark.python.daemon.module": "headwater.spark.daemon",
+    # Spark keeps as many as were ever busy at once; those that were idle for longest end first.
+    "spark.python.factory.idleWorkerMaxPoolSize": str(most_idle_workers()),
     "spark.ui.retainedJobs": "2000",
     "spark.sql.ui.retainedExecutions": "50",
 }

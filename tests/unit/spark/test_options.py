@@ -35,7 +35,14 @@ def test_what_the_engine_relies_on_is_refused_with_the_reason(name: str) -> None
 
 
 def test_settings_of_the_engine_that_decide_on_rows_cannot_be_changed() -> None:
-    harmless = ("spark.ui.", "spark.sql.codegen", "spark.sql.sources", "spark.sql.ui", "spark.python.worker.reuse")
+    harmless = (
+        "spark.ui.",
+        "spark.sql.codegen",
+        "spark.sql.sources",
+        "spark.sql.ui",
+        "spark.python.worker.reuse",
+        "spark.python.factory",
+    )
     for name in SETTINGS:
         if not name.startswith(harmless):
             with pytest.raises(UsageError):
