@@ -26,7 +26,7 @@ def rows_of(*jobs: JobRow) -> dict[str, dict[str, Any]]:
         registry=Registry(jobs),
         progress_of=progress.__getitem__,
         row_counts=counts,
-        executors=SimpleNamespace(waiting_for=""),
+        waiting_for="",
     )
     return {str(r["name"]): r for r in progress_rows(core)}
 
