@@ -75,9 +75,6 @@ SETTINGS: Final[dict[str, str]] = {
 # Compiled queries are kept (see above), and so is their machine code. A JVM whose space for it is full stops compiling
 # and soon fails in Spark's own threads; the space is an address range, which costs nothing until it is used.
 CODE_CACHE: Final = "-XX:ReservedCodeCacheSize=512m"
-# Spark reads a chain of n conditions by n calls inside each other: 20,000 of them need some 10 MB of a thread's stack.
-# It, too, is an address range: a thread has of it what it uses.
-STACK: Final = "-Xss32m"
 # The optimising compiler is for what runs for each row, not for what runs for each job: with ten times the calls before
 # it begins (loops as before) it takes half as much of the first minutes, 3 % of a copy, and views are as fast.
 OPTIMISED_LATER: Final = (
@@ -105,7 +102,7 @@ def make_session(master: str | None, extra: dict[str, str] | None = None, *, log
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
     options = [f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}", *java_options(java.get("JAVA_HOME", ""))]
-    options += [CODE_CACHE, STACK, *OPTIMISED_LATER, *os.environ.get("HEADWATER_JAVA_OPTIONS", "").split()]
+    options += [CODE_CACHE, *OPTIMISED_LATER, *os.environ.get("HEADWATER_JAVA_OPTIONS", "").split()]
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
     settings["spark.driver.memory"] = os.environ.get("HEADWATER_DRIVER_MEMORY", "2g")
     if master.startswith("local"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sqlglot import exp
 
@@ -18,6 +18,7 @@ from headwater.errors import UsageError
 from headwater.sql.reach import source_function
 
 _numbers = itertools.count(1)
+LONG_CHAIN: Final = 200  # conditions; Spark reads some thousands before its stack overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,25 @@ def bind(query: exp.Expression) -> tuple[str, list[TableRef]]:
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(ref.name, quoted=True))
         extra = {k: v for k in ("joins", "laterals", "pivots", "sample") if (v := table.args.get(k))}
         table.replace(exp.Table(this=exp.to_identifier(ref.placeholder), alias=alias, **extra))
+    _halve_long_chains(tree)
     return tree.sql(dialect="spark", comments=False), refs
+
+
+def _halve_long_chains(tree: exp.Expression) -> None:
+    """`a AND b AND c AND d` as `(a AND b) AND (c AND d)`: Spark reads a chain of n by n calls inside each other."""
+    chains = [n for n in tree.find_all(exp.And, exp.Or) if type(n.parent) is not type(n)]
+    for chain in chains:
+        parts = list(chain.flatten(unnest=False))
+        if len(parts) > LONG_CHAIN:
+            chain.replace(_halved(type(chain), parts))
+
+
+def _halved(kind: type[exp.Expr], parts: list[exp.Expr]) -> exp.Expr:
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    left, right = _halved(kind, parts[:middle]), _halved(kind, parts[middle:])
+    return exp.Paren(this=kind(this=left, expression=right))
 
 
 def table_names(query: exp.Expression) -> list[str]:

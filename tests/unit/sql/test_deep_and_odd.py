@@ -93,5 +93,18 @@ def test_a_deep_view_is_refused_by_its_analysis_and_never_otherwise() -> None:
             assert depth > 20
 
 
-def test_twenty_thousand_flat_terms_are_read() -> None:
-    run("SELECT * FROM t WHERE " + " AND ".join(["a"] * 20_000))
+def test_twenty_thousand_flat_terms_are_read_and_are_not_deep_for_spark() -> None:
+    (found,) = parse("SELECT * FROM t WHERE " + " OR ".join(f"a = {i} AND b" for i in range(20_000)))
+    sql, _ = bind(found.query)  # type: ignore[attr-defined]
+    depth = deepest = 0
+    for character in sql:
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    assert 10 < deepest < 20
+    assert sql.count("a = ") == 20_000
+    assert sql.index("a = 7 ") < sql.index("a = 8 ")
+
+
+def test_a_chain_of_usual_length_is_left_as_it_is() -> None:
+    (found,) = parse("SELECT * FROM t WHERE a AND b AND (c OR d) AND e")
+    assert bind(found.query)[0].endswith("WHERE a AND b AND (c OR d) AND e")  # type: ignore[attr-defined]
