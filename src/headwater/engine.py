@@ -69,6 +69,7 @@ from headwater.server.endpoint import (
 )
 from headwater.server.metrics import Metrics
 from headwater.spark.options import checked_settings
+from headwater.spark.security import check_secret
 from headwater.storage.checkpoint import Contribution
 from headwater.storage.files import DataDir
 from headwater.storage.location import claim_meta_store, data_directory
@@ -106,6 +107,7 @@ class EngineCore:
         self.master = master or default_master()
         check_master(self.master)
         require_open_files()
+        check_secret(self.master)
         self.spark_conf = checked_settings(spark_conf or {})
         self._lock = lock_directory(self.local_dir)
         try:

@@ -60,6 +60,23 @@ def test_a_damaged_spool_file_heals_by_a_new_copy(world: World, data: Path) -> N
     healed(world, "SPOOL_DAMAGED")
 
 
+def test_a_spool_file_that_is_not_there_is_waited_for_and_the_stream_is_kept(world: World, data: Path) -> None:
+    spools = {p.name for p in (data / "spool").iterdir()}
+    world.engine.execute("PAUSE")
+    try:
+        world.sql("UPDATE kept SET v = v + 1 WHERE id % 3 = 0")
+        world.until(lambda: caught(world))
+        newest = max((data / "spool").rglob("*.spool"), key=lambda p: p.stat().st_mtime)
+        newest.rename(newest.with_suffix(".away"))
+    finally:
+        world.engine.execute("RESUME")
+    world.until(lambda: any(e["code"] == "SPOOL_MISSING" for e in world.engine.status()["errors"]))
+    assert {p.name for p in (data / "spool").iterdir()} == spools
+    newest.with_suffix(".away").rename(newest)
+    world.until(lambda: world.rows("kept") == world.source_rows("kept"))
+    assert {p.name for p in (data / "spool").iterdir()} == spools  # nor was anything copied anew
+
+
 def spool_bytes(data: Path) -> int:
     return sum(p.stat().st_size for p in (data / "spool").rglob("*.spool"))
 

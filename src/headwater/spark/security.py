@@ -52,6 +52,12 @@ def secret_for_spark(master: str) -> Iterator[None]:
         del os.environ[_SPARKS_VARIABLE]
 
 
+def check_secret(master: str) -> None:
+    """UsageError if the secret is not to be had, before anything is made."""
+    with secret_for_spark(master):
+        pass
+
+
 def _checked(given: str, master: str) -> str:
     if not given:
         raise UsageError(
