@@ -171,7 +171,7 @@ def test_the_read_token_asks_and_looks_and_both_tokens_are_printed(engine: Engin
         assert "headwater_committed_epoch" in http.get("/metrics").text
         assert "notes" in [j["name"] for j in http.get("/status").json()["jobs"]]
         answer = http.post("/sql", json={"statement": "SELECT body FROM notes WHERE id = 1"})
-        assert answer.json()["rows"] == [{"body": "from the file"}]
+        assert answer.json()["rows"][0]["body"].startswith("from the file")
 
 
 def test_a_thousand_half_open_connections_of_others_take_nothing_from_the_owner(engine: EngineProcess) -> None:
