@@ -216,7 +216,7 @@ def test_a_query_ends_when_its_client_leaves_or_its_time_is_over(engine: EngineP
     time.sleep(6)
     assert client.poll() is None and not left(before)
     client.send_signal(signal.SIGINT)
-    assert client.wait(10) == 1
+    assert client.wait(10) != 0
     wait_until(lambda: left(before), timeout=20, what="the end of a query after ctrl-C")
 
     engine.sql("ALTER SYSTEM SET statement_timeout_s = 2")
