@@ -23,6 +23,7 @@ from headwater.testing.servers import free_port
 
 PACKAGE: Final = "org.apache.spark.deploy"
 LOOPBACK: Final = "127.0.0.1"
+HOSTS: Final = 2  # that workers can be started on
 SUBNET: Final = "10.77.213"
 
 
@@ -156,7 +157,7 @@ class Hosts(Cluster):
             self._ip("link", "add", f"hwb{self.tag}", "type", "bridge")
             self._ip("addr", "add", f"{self.address}/24", "dev", f"hwb{self.tag}")
             self._ip("link", "set", f"hwb{self.tag}", "up")
-            for number in range(self.workers):
+            for number in range(HOSTS):
                 self._add_host(number)
             super().__enter__()
         except BaseException:
@@ -191,7 +192,7 @@ class Hosts(Cluster):
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()
-        for number in range(self.workers):
+        for number in range(HOSTS):
             with contextlib.suppress(subprocess.CalledProcessError):
                 self._ip("netns", "del", f"hw{self.tag}{number}")
         with contextlib.suppress(subprocess.CalledProcessError):
