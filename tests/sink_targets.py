@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+
 from headwater.spark.java import find_java
 
 POSTGRES_BIN = Path("/usr/lib/postgresql/15/bin")
@@ -45,11 +47,25 @@ def postgres_server() -> Iterator[int]:
         server = subprocess.Popen(_as_user("postgres", command), stdout=log, stderr=log, cwd=root)
     try:
         wait_for_port(port)
+        _wait_for_postgres(port)
         yield port
     finally:
         server.send_signal(signal.SIGINT)  # fast shutdown: does not wait for clients
         server.wait(timeout=30)
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _wait_for_postgres(port: int, *, seconds: float = 30) -> None:
+    """It listens before it takes connections."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            psycopg.connect(f"host=127.0.0.1 port={port} user=postgres dbname=postgres", connect_timeout=5).close()
+            return
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def wait_for_port(port: int, *, seconds: float = 30) -> None:
