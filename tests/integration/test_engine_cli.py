@@ -26,7 +26,7 @@ PIPELINE = """
 CREATE TABLE notes (id BIGINT PRIMARY KEY, body STRING);
 INSERT INTO notes VALUES (1, 'from the file: Größe ☃');
 """
-NAME = "dätä ünï☃"
+NAME = "dätä ünï☃ [x]{a}"
 # What a service may be started with, and what must change nothing: no locale, and a umask that hides nothing.
 CARELESS = ("sh", "-c", 'umask 000 && exec "$@"', "sh", "env", "LC_ALL=C")
 

@@ -110,7 +110,8 @@ class TableReader:
         if not segments:
             return empty_frame(self.spark, fields)
         ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in fields)
-        return self.spark.read.schema(ddl).parquet(*[self.data_dir.url(s.path) for s in segments])
+        read = self.spark.read.option("__globPaths__", "false")  # a data directory's name is never a pattern
+        return read.schema(ddl).parquet(*[self.data_dir.url(s.path) for s in segments])
 
     def _net(self, delta: Sequence[AnySegment], where: Column | None) -> DataFrame:
         """The newest row per key of the deltas, with its `_op`."""
