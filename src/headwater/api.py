@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any, Final
 
 from headwater.engine import EngineCore
@@ -131,8 +131,13 @@ class Engine:
         await self.core.stop()
 
     def call(self, work: Any) -> Any:
-        """Run a coroutine on the engine's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run a coroutine on the engine's loop and wait for it; the error that ended the engine, if that ends it."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError:
+            if self.fatal is not None:
+                raise self.fatal from None
+            raise
 
     @property
     def fatal(self) -> HeadwaterError | None:

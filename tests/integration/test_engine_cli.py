@@ -56,6 +56,12 @@ def _wait_for_table(engine: EngineProcess) -> None:
         time.sleep(0.1)
 
 
+def test_somebody_without_the_secret_is_served_at_no_port_of_spark(engine: EngineProcess) -> None:
+    ports = {port for pid in engine.java for port in listening(pid)}
+    assert len(ports) >= 3  # the driver, its blocks, and the way from Python
+    assert not any(map(is_served, ports))
+
+
 def test_a_second_engine_on_the_same_directory_is_refused_with_exit_code_2(engine: EngineProcess) -> None:
     done = headwater("run", data_dir=engine.data_dir)
     assert done.returncode == 2
