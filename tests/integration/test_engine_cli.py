@@ -160,12 +160,6 @@ def test_a_foreign_token_host_or_origin_is_refused(engine: EngineProcess) -> Non
     assert engine.sql("SELECT count(*) AS n FROM notes") == [{"n": 1}]
 
 
-def test_somebody_without_the_secret_is_served_at_no_port_of_spark(engine: EngineProcess) -> None:
-    ports = {port for pid in engine.java for port in listening(pid)}
-    assert len(ports) >= 3  # the driver, its blocks, and the way from Python
-    assert not any(map(is_served, ports))
-
-
 def test_the_read_token_asks_and_looks_and_both_tokens_are_printed(engine: EngineProcess) -> None:
     endpoint = json.loads((engine.data_dir / "endpoint.json").read_text())
     assert set(endpoint) == {"url", "token", "pid", "generation", "read_token"}
