@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Final
 
 from sqlglot import exp
@@ -48,25 +49,29 @@ def bind(query: exp.Expression) -> tuple[str, list[TableRef]]:
         alias = table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(ref.name, quoted=True))
         extra = {k: v for k in ("joins", "laterals", "pivots", "sample") if (v := table.args.get(k))}
         table.replace(exp.Table(this=exp.to_identifier(ref.placeholder), alias=alias, **extra))
-    _halve_long_chains(tree)
+    _group_long_chains(tree)
     return tree.sql(dialect="spark", comments=False), refs
 
 
-def _halve_long_chains(tree: exp.Expression) -> None:
+def _group_long_chains(tree: exp.Expression) -> None:
     """`a AND b AND c AND d` as `(a AND b) AND (c AND d)`: Spark reads a chain of n by n calls inside each other."""
     chains = [n for n in tree.find_all(exp.And, exp.Or) if type(n.parent) is not type(n)]
     for chain in chains:
         parts = list(chain.flatten(unnest=False))
         if len(parts) > LONG_CHAIN:
-            chain.replace(_halved(type(chain), parts))
+            chain.replace(_grouped(type(chain), parts))
 
 
-def _halved(kind: type[exp.Expr], parts: list[exp.Expr]) -> exp.Expr:
-    if len(parts) == 1:
-        return parts[0]
-    middle = len(parts) // 2
-    left, right = _halved(kind, parts[:middle]), _halved(kind, parts[middle:])
-    return exp.Paren(this=kind(this=left, expression=right))
+def _grouped(kind: type[exp.Expr], parts: list[exp.Expr]) -> exp.Expr:
+    """In as few levels as possible: the parser looks through a whole parenthesis before it knows what it is."""
+
+    def chained(some: list[exp.Expr]) -> exp.Expr:
+        return reduce(lambda left, right: kind(this=left, expression=right), some)
+
+    while len(parts) > LONG_CHAIN:
+        groups = [parts[i : i + LONG_CHAIN] for i in range(0, len(parts), LONG_CHAIN)]
+        parts = [exp.Paren(this=chained(group)) for group in groups]
+    return chained(parts)
 
 
 def table_names(query: exp.Expression) -> list[str]:
