@@ -21,7 +21,7 @@ TABLE_FUNCTIONS: Final = frozenset(
 )
 _CODE: Final = "it calls code by its name"
 _FILES: Final = "it reads files of the engine's machine"
-# All of Spark 4.1 to 4.3 that reach beyond their arguments; `SHOW FUNCTIONS` was gone through for them.
+# All of `SHOW FUNCTIONS` in Spark 4.1 that reach beyond their arguments, and what later versions are known to add.
 REFUSED: Final[dict[str, str]] = {
     **dict.fromkeys(["reflect", "try_reflect", "java_method"], _CODE),
     "identifier": "it makes a name of a value",
