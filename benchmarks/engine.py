@@ -39,7 +39,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def fill(running: Engine, name: str, rows: int) -> None:
-    """A table of so many rows, all of them in its base."""
+    """A table of that many rows, all of them in its base."""
     running.execute(f"CREATE TABLE {name} ({COLUMNS})")
     running.execute(f"INSERT INTO {name} {ROWS.format(rows=rows)}")
     running.execute("FLUSH")

@@ -36,7 +36,7 @@ class Table:
     """The first column of the key, or one by which others cut it."""
     ddl: str
     fill: Callable[[Any, int], None]
-    """Give it about so many rows, through a connection."""
+    """Give it about that many rows, through a connection."""
 
 
 def _fill_wide(db: Any, rows: int) -> None:

@@ -326,7 +326,7 @@ class View:
         ]
 
     def refresh(self, changes: int) -> float:
-        """Change so many orders and refresh; seconds of the refresh."""
+        """Change that many orders and refresh; seconds of the refresh."""
         from headwater.runtime.tables import InputLog
         from headwater.spark.view_job import refresh_together
 

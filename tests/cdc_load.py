@@ -118,7 +118,7 @@ GROWTH = 1.15  # of the pause between two faults
 class Chaos:
     """Cuts connections, and restarts the server, at random moments until the end of the block; seeded.
 
-    The pauses grow: a copy whose reads share one snapshot begins anew with every cut, and must come to an end.
+    The pauses grow: a copy whose reads share one snapshot starts over with every cut, and must come to an end.
     """
 
     def __init__(self, server: Any, proxy: Any, seed: int, pause_s: tuple[float, float], restarts: bool = True) -> None:

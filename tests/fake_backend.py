@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from headwater.errors import DefiniteError, TransientError, UsageError
+from headwater.errors import DefiniteError, HeadwaterError, TransientError, UsageError
 from headwater.model.trust import Trust
 from headwater.server.http import SqlResult
 from headwater.server.metrics import Metrics
@@ -45,6 +45,9 @@ class FakeBackend:
 
     def problem(self) -> str | None:
         return None if self.is_healthy else "no epoch was completed for 47 s"
+
+    def ended_by(self) -> HeadwaterError | None:
+        return None
 
     def metrics(self) -> bytes:
         return self.counts.render()

@@ -115,7 +115,7 @@ def random_changes(
     *,
     most: int = 4,
 ) -> None:
-    """An epoch of inserts, updates, deletes and key changes on some of the tables, at most so many on each."""
+    """An epoch of inserts, updates, deletes and key changes on some of the tables, at most that many on each."""
     for table in tables.values():
         table.begin()
     names = sorted(tables)

@@ -413,7 +413,7 @@ class EngineCore:
         return TableReader(spark, self.data_dir, schema, self.vnode_count)
 
     def forget_files(self, paths: Iterable[str | None]) -> None:
-        """Delete files that nobody refers to, behind everybody's back."""
+        """Delete files that nobody refers to, in the background."""
         names = [p for p in paths if p]
         if names:
             self.background(asyncio.to_thread(self.data_dir.delete, names))
@@ -482,21 +482,30 @@ class EngineCore:
 
         try:
             results = await self.commands.execute(statement, trust=trust)
-        except HeadwaterError:
+        except HeadwaterError as error:
+            if error.code == "SPARK_FAILED" and not await self._spark_is_there():
+                raise self.jobs.lost() from error
             raise
         except asyncio.CancelledError:
             if self.fatal.done():  # why the statement does not come to its end
                 raise self.fatal.result() from None
             raise
         except Exception as error:
-            await asyncio.sleep(GONE_S)
-            if self.jobs.alive():
+            if await self._spark_is_there():
                 raise
             raise self.jobs.lost() from error
         last = next((r for r in reversed(results) if r is not None), None)
         if last is None:
             return SqlResult([], [], self.meta.committed_epoch())
         return SqlResult(last.columns, last.found, last.epoch)
+
+    async def _spark_is_there(self) -> bool:
+        """Asked when it has failed: its connections end a moment before its process does."""
+        await asyncio.sleep(GONE_S)
+        return self.jobs.alive()
+
+    def ended_by(self) -> HeadwaterError | None:
+        return self.fatal.result() if self.fatal.done() else None
 
     def status(self) -> dict[str, Any]:
         return status_of(self)

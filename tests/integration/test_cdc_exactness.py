@@ -1,7 +1,7 @@
 """I2 on a real Postgres: at every committed epoch every table is the source as of that epoch's position.
 
 Writers at full speed while tables backfill, the engine killed with kill -9 and started again, its connections cut, the
-server restarted. What is expected comes from a witness with a slot and a decoder of its own (`cdc_witness.py`).
+server restarted. What is expected comes from a witness with a slot and a decoder of its own (`cdc_reference.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 
 import headwater
 from cdc_load import FILL, SCHEMA, TABLES, Chaos, Writers
-from cdc_witness import Witness, parse_lsn
+from cdc_reference import ReferenceReplica, parse_lsn
 from headwater.testing.servers import PostgresServer, TcpProxy
 from postgres_versions import OTHERS, USUAL, odd_collation
 
@@ -90,7 +90,7 @@ def run(source: PostgresServer, folder: Path, seed: int, plan: Plan) -> None:
     rng = random.Random(seed)
     with source.connect() as connection:
         connection.execute(SCHEMA.replace("{collation}", odd_collation(connection)).encode())
-        witness = Witness(source.connect, TABLES, frozenset({"big"}))
+        witness = ReferenceReplica(source.connect, TABLES, frozenset({"big"}))
         witness.watch()
         connection.execute(FILL.format(n=plan.rows).encode())
     data = folder / "data"
@@ -219,7 +219,7 @@ def state_of(engine: Any) -> str:
 # -- comparing ------------------------------------------------------------------------------------------------------
 
 
-def check(engine: Any, witness: Witness, rng: random.Random, restarts: list[float], samples: int) -> None:
+def check(engine: Any, witness: ReferenceReplica, rng: random.Random, restarts: list[float], samples: int) -> None:
     epochs = engine.execute("SELECT epoch, position, committed_at FROM hw_catalog.hw_epochs WHERE position IS NOT NULL")
     rows = sorted(epochs[0].rows, key=lambda r: r["epoch"])
     splits = engine.execute("SELECT * FROM hw_catalog.hw_splits")[0].rows

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc_witness import Relation, Witness, parse_lsn
+from cdc_reference import ReferenceReplica, Relation, parse_lsn
 from cdc_world import World, open_world
 from headwater.errors import UsageError
 from headwater.testing.servers import PostgresServer
@@ -29,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield found
 
 
-class Bags(Witness):
+class Bags(ReferenceReplica):
     """A witness that counts equal rows."""
 
     bags: dict[str, Counter[tuple[str | None, ...]]]

@@ -342,7 +342,7 @@ def test_verify_is_exact_under_load_and_resync_repairs_what_differs(world: World
 
 @pytest.mark.parametrize("what", ["", " REPAIR"])
 def test_a_comparison_into_which_a_new_copy_falls_says_so_and_is_not_taken_for_equal(world: World, what: str) -> None:
-    name = f"anew{len(what)}"
+    name = f"again{len(what)}"
     world.sql(f"CREATE TABLE {name} (id int PRIMARY KEY, v int); INSERT INTO {name} VALUES (1, 1), (2, 2)")
     world.capture(f"public.{name}", name)
     world.live(name)
@@ -353,7 +353,7 @@ def test_a_comparison_into_which_a_new_copy_falls_says_so_and_is_not_taken_for_e
         comparison = pool.submit(verified, world, name + what)
         world.until(lambda: len(source._holds) == 1)
         world.engine.execute(f"RESYNC {name}")
-        with pytest.raises(HeadwaterError, match="is being copied anew"):
+        with pytest.raises(HeadwaterError, match="is being copied again"):
             verified(world, name)
         other.execute("COMMIT")
         with pytest.raises(HeadwaterError, match=r"BACKFILL_RUNNING.* began while it was compared"):

@@ -40,7 +40,7 @@ def failed_with(world: World, name: str, code: str, text: str = "") -> dict[str,
 
 
 def healed(world: World, name: str) -> None:
-    """The table was copied anew: it is live, and as the source."""
+    """The table was copied again: it is live, and as the source."""
     world.until(lambda: world.rows(name) == world.source_rows(name))
     world.live(name)
     world.assert_equal(name, name)

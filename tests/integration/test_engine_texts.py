@@ -274,7 +274,7 @@ def test_a_past_epoch_stays_as_long_as_somebody_reads_it(engine: Engine, monkeyp
     queried = engine.sql(f"SELECT v FROM past VERSION AS OF {first}")
     engine.execute("ALTER SYSTEM SET retention_s = 0")
     try:
-        for _ in range(3):  # a whole table anew, and what was before it is swept unless somebody reads it
+        for _ in range(3):  # a whole table again, and what was before it is swept unless somebody reads it
             engine.execute("DELETE FROM past; INSERT INTO past VALUES (1, 'newer'); FLUSH")
             (state,) = [s for s in engine.core.dataflow.states() if s.job.name == "past"]
             segments = engine.call(engine.core.maintenance._committed(state))

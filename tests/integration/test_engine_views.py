@@ -381,7 +381,7 @@ def test_snapshot_that_fails_after_some_chunks_begins_anew_when_the_row_is_mende
     kept = "SELECT path FROM hw_catalog.hw_segments WHERE table_name = 'numbers' AND removed_epoch IS NULL"
     assert rows(engine, kept), "nothing was kept before it failed: this tests nothing"
     engine.sql(f"UPDATE text SET t = '-1' WHERE id = {last}; DELETE FROM text WHERE id < 3; FLUSH; RECOVER")
-    until(lambda: state(engine, "numbers") == "live", "the view did not begin anew")
+    until(lambda: state(engine, "numbers") == "live", "the view did not start over")
     assert rows(engine, "SELECT * FROM numbers") == rows(engine, query)
     engine.sql("DROP TABLE text CASCADE")
 

@@ -614,7 +614,7 @@ def _new_timeline(server: PostgresServer) -> None:
 
 
 def _as_standby(server: PostgresServer, signal_name: str) -> None:
-    """Start the server anew in recovery: one that ends at the end of the log, or one that waits for a promotion."""
+    """Start the server again in recovery: one that ends at the end of the log, or one that waits for a promotion."""
     server.stop("fast")
     signal_file = server.data / signal_name
     signal_file.touch()

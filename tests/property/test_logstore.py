@@ -227,7 +227,7 @@ def test_of_a_batch_that_is_there_in_part_only_the_other_vnodes_are_read_again(d
     while len(landed) < len(EVERY):
         reader = LogStoreReader(LogStoreState.from_dict(meta.state), MetaHistory(meta), LogBuffer(9), vnode_count=8)
         assert reader.state.reached(begun) <= landed, "the log knows more than the target"
-        reader.partly(begun, landed)
+        reader.set_partial(begun, landed)
         batch = reader.next_batch(1 << 62, 1 << 62, begun)
         assert batch is not None and (batch.from_epoch, batch.to_epoch) == (0, begun)
         assert batch.empty or (batch.vnodes or EVERY) == EVERY - landed == (reader.pending(begun) or EVERY)
@@ -252,6 +252,6 @@ def test_a_batch_is_of_one_set_of_vnodes() -> None:
     meta = Meta(committed_to=9)
     meta.epochs = [LogEpoch(e, (ChunkRef(e, 0, 9, 10, 1, ("s",)),)) for e in (1, 2, 3)]
     reader = LogStoreReader(LogStoreState.starting_at(0), MetaHistory(meta), LogBuffer(9), vnode_count=8)
-    reader.partly(2, frozenset({1, 2}))
+    reader.set_partial(2, frozenset({1, 2}))
     batches = [reader.next_batch(1_000, 1_000), reader.next_batch(1_000, 1_000)]
     assert [(b.to_epoch, b.vnodes) for b in batches if b is not None] == [(2, EVERY - {1, 2}), (9, None)]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headwater.model.schema import OP, SEQ, VNODE
 from headwater.storage import pages, parquet
-from headwater.storage.packing import DIFFERENCES, packing, unpacked
+from headwater.storage.packing import DELTA_BINARY_PACKED, packing, unpacked
 from headwater.storage.parquet import supported, write_table
 from headwater.storage.segments import ROW_GROUP_BYTES, ROW_GROUP_ROWS, _groups, _without_levels
 
@@ -174,7 +174,7 @@ class Case:
             "compression": {n: c.codec for n, c in columns.items()},
             "compression_level": {n: 1 for n, c in columns.items() if c.codec == "zstd"},
         }
-        return packed | ({"column_encoding": dict.fromkeys(near, DIFFERENCES)} if near else {})
+        return packed | ({"column_encoding": dict.fromkeys(near, DELTA_BINARY_PACKED)} if near else {})
 
 
 columns = st.builds(

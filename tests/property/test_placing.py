@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.storage.placing import MOST_WORDS, WORD_BYTES, dealt_out, placed
+from headwater.storage.placing import MOST_WORDS, WORD_BYTES, placed, scatter_positions
 
 RUN = settings(max_examples=80, deadline=None)
 WORDS = st.text(st.sampled_from("aäb"), max_size=40)
@@ -72,7 +72,7 @@ def test_each_row_is_at_its_place(table: pa.Table, random: Any) -> None:
 @RUN
 @given(st.lists(st.integers(0, 7), max_size=50))
 def test_rows_are_dealt_out_by_their_number_and_stay_in_order(numbers: list[int]) -> None:
-    counts, places = dealt_out(np.array(numbers, np.int32), 8)
+    counts, places = scatter_positions(np.array(numbers, np.int32), 8)
     assert counts.tolist() == [numbers.count(n) for n in range(8)]
     ordered = sorted(range(len(numbers)), key=lambda i: numbers[i])
     assert places.tolist() == [ordered.index(i) for i in range(len(numbers))]

@@ -74,7 +74,7 @@ def test_a_spool_file_that_is_not_there_is_waited_for_and_the_stream_is_kept(wor
     assert {p.name for p in (data / "spool").iterdir()} == spools
     newest.with_suffix(".away").rename(newest)
     world.until(lambda: world.rows("kept") == world.source_rows("kept"))
-    assert {p.name for p in (data / "spool").iterdir()} == spools  # nor was anything copied anew
+    assert {p.name for p in (data / "spool").iterdir()} == spools  # nor was anything copied again
 
 
 def spool_bytes(data: Path) -> int:

@@ -114,7 +114,7 @@ def test_a_creation_can_be_held_rescaled_and_ended_in_each_phase(
         here.until_phase("held", phase)
     here.sql("ALTER MATERIALIZED VIEW held SET BACKFILL_RATE_LIMIT = 0")
     stands_still(here, "held", "rate limit is 0")
-    for _ in range(40):  # so many deltas are merged, and what they were merged from is garbage for all but the view
+    for _ in range(40):  # that many deltas are merged, and what they were merged from is garbage for all but the view
         here.change()
     here.sql("FLUSH; PAUSE; ALTER MATERIALIZED VIEW held SET BACKFILL_RATE_LIMIT = 200")
     stands_still(here, "held", "paused")
@@ -221,7 +221,7 @@ def test_what_a_failed_view_has_not_read_outlives_the_retention_and_a_kill(world
     here.until_live("ratio")
     here.sql("INSERT INTO many VALUES (-1, 1, 0); FLUSH")  # no change picks a negative key: it would mend the row
     wait_until(lambda: here.state("ratio") == "failed", HELD_S, "the view stops")
-    for _ in range(40):  # so many deltas are merged, and what they were merged from is garbage for all but the view
+    for _ in range(40):  # that many deltas are merged, and what they were merged from is garbage for all but the view
         here.change()
     time.sleep(4)  # twice the retention
     here.engine.kill()

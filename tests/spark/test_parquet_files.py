@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.model.schema import Column, Schema
 from headwater.storage.files import DataDir
-from headwater.storage.packing import DIFFERENCES, unpacked
+from headwater.storage.packing import DELTA_BINARY_PACKED, unpacked
 from headwater.storage.parquet import supported, write_table
 from headwater.storage.segments import arrow_schema, write_segment
 
@@ -75,7 +75,7 @@ def ways(rows: pa.Table) -> Iterator[dict[str, Any]]:
     whole = (pa.types.is_integer, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_decimal)
     near = [f.name for f in rows.schema if any(is_kind(f.type) for is_kind in whole)]
     yield plain
-    yield plain | {"column_encoding": dict.fromkeys(near, DIFFERENCES)}
+    yield plain | {"column_encoding": dict.fromkeys(near, DELTA_BINARY_PACKED)}
     yield plain | {
         "use_dictionary": [f.name for f in rows.schema if not pa.types.is_boolean(f.type)],
         "compression": dict.fromkeys(rows.column_names, "zstd"),

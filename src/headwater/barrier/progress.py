@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 RATE_WINDOW_S: Final = 10.0
-STEPS_TO_STAND: Final = 2.0  # so many steps without rows, and a copy is taken to stand still
+STEPS_TO_STAND: Final = 2.0  # that many steps without rows, and a copy is taken to stand still
 CAP_PERCENT: Final = 99.99  # until the job is published
 
 

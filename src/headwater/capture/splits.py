@@ -19,7 +19,7 @@ DEFAULT_ROWS_PER_SPLIT: Final = 100_000
 LIMITED_SPLIT_S: Final = 5  # a split of a copy with a rate limit: what is read is seen when its split is handed over
 LEAST_ROWS_PER_SPLIT: Final = 100  # fewer would be more work for us and the server than the rows are
 WHOLE_UP_TO: Final = 2  # pages: a split that is not larger is read whole, so that no small rests are left
-TOO_LONG: Final = 4  # pages: a read of more is given up when a limit comes, and made anew as pages
+TOO_LONG: Final = 4  # pages: a read of more is given up when a limit comes, and made again as pages
 
 Bound = tuple[str, ...]
 

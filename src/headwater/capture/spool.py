@@ -530,7 +530,7 @@ class SpoolReader:
 
 def corrupt(what: str) -> DefiniteError:
     return DefiniteError(
-        "SPOOL_CORRUPT", f"the spool cannot be read: {what}", hint="its tables are copied anew; look at the disk"
+        "SPOOL_CORRUPT", f"the spool cannot be read: {what}", hint="its tables are copied again; look at the disk"
     )
 
 

@@ -406,7 +406,7 @@ def drop(
 
 @app.command()
 def resync(table: Annotated[str, typer.Argument(help="a captured table")], data_dir: DataDir = DEFAULT_DIR) -> None:
-    """Copy a captured table anew beside the old one, and apply the difference.
+    """Copy a captured table again beside the old one, and apply the difference.
 
     Example: headwater resync orders
     """

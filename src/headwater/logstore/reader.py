@@ -64,7 +64,7 @@ class LogStoreReader:
         self.read_to = max(self.read_to, epoch)
         self.state = self.state.truncated(TruncateOffset.barrier(epoch)).delivered(epoch)
 
-    def partly(self, epoch: int, vnodes: frozenset[int]) -> None:
+    def set_partial(self, epoch: int, vnodes: frozenset[int]) -> None:
         """What the target says of a batch that ends at `epoch` and is there in part: it has these vnodes of it.
 
         Only the others are read again. The target knows best: what was noted of single vnodes before is replaced.

@@ -24,12 +24,12 @@ def _lookup_table() -> np.ndarray[Any, np.dtype[np.uint32]]:
 _LOOKUP = _lookup_table()
 
 
-def begun(count: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+def initial(count: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
     return np.full(count, 0xFFFFFFFF, np.uint32)
 
 
 @njit(nogil=True, cache=True)  # type: ignore[untyped-decorator, unused-ignore]
-def dealt(crcs, count):  # type: ignore[no-untyped-def]
+def modulo(crcs, count):  # type: ignore[no-untyped-def]
     """What is left of each sum when it is ended and divided by `count`."""
     out = np.empty(crcs.size, np.int32)
     divisor = np.uint32(count)

@@ -92,7 +92,7 @@ def _vnodes(columns: Sequence[pa.Array | pa.ChunkedArray], vnode_count: int) -> 
     """Column by column: a key's whole text is never made, nor that of a number."""
     from headwater.model import crc32  # late: numba is only loaded where rows are touched
 
-    crcs = crc32.begun(len(columns[0]))
+    crcs = crc32.initial(len(columns[0]))
     for i, column in enumerate(columns):
         separator = ord(KEY_SEPARATOR) if i else -1
         numbers = _numbers(column)
@@ -100,7 +100,7 @@ def _vnodes(columns: Sequence[pa.Array | pa.ChunkedArray], vnode_count: int) -> 
             crc32.add_numbers(crcs, separator, numbers)
         else:
             crc32.add_slices(crcs, separator, *_slices(canonical_text(column)))
-    found: NDArray[np.int32] = crc32.dealt(crcs, vnode_count)
+    found: NDArray[np.int32] = crc32.modulo(crcs, vnode_count)
     return found
 
 

@@ -1,6 +1,6 @@
 """One captured table: its splits from PLANNED to HANDED_OVER, and its part of every epoch.
 
-    wait until the table has entered the stream ─► plan ─► read (Spark jobs beside the lane) ─► staged     copying.py
+    wait until the table has entered the stream ─► plan ─► read (Spark jobs outside the lane) ─► staged     copying.py
     barrier N, P(N) ≥ high ─► hand over: the staged file, and the events its read had not seen, in one checkpoint
 
 The rule is `backfill/cdc/mark.py`; the reads are `spark/backfill.py`; the events are decoded by `spark/capture.py`.
@@ -37,10 +37,10 @@ from headwater.capture.splits import (
     paced_rows,
 )
 from headwater.errors import HeadwaterError, UsageError
-from headwater.runtime.captured_job import CapturedJob
+from headwater.runtime.captured_job import TableFacts
 from headwater.runtime.copying import Copying, SharedSnapshot
 from headwater.runtime.shape import TableShape, evolved, widens
-from headwater.runtime.splits import CapturedState, Prepared, SplitInfo, bounds_of, in_order, split_of
+from headwater.runtime.splits import EpochPart, Prepared, SplitInfo, bounds_of, in_order, split_of
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment, SplitRow
 from headwater.storage.files import control_file
 
@@ -54,7 +54,7 @@ OVERDUE_BYTES: Final = 32 << 20
 DEFAULT_PAGE_ROWS: Final = 10_000  # of a single cursor: every page is a statement and a hand-over
 
 
-class TableBackfill(CapturedJob):
+class TableBackfill(TableFacts):
     """See the head of this module. `floor`: the spool must keep what comes after this position."""
 
     def __init__(self, core: EngineCore, source: SourceRuntime, job: JobRow) -> None:
@@ -108,8 +108,8 @@ class TableBackfill(CapturedJob):
         return self.settings.get("backfill_parallelism") == 0
 
     def page(self, readers: int, *, in_parts: bool) -> Page:
-        """How much of its split each of so many readers takes: a cursor a page, a limited read what the limit allows in
-        some seconds, and others the whole, which they always do if it is not possible `in_parts`."""
+        """How much of its split each reader takes: a cursor a page, a limited read what its limit allows in seconds,
+        and others the whole, which they always do if it is not possible `in_parts`."""
         fewest = -(-self.estimate // MAX_SPLITS)
         least = max(LEAST_ROWS_PER_SPLIT, fewest)
         paced = paced_rows(self.rate_limit, readers, least) if self.rate_limit else None
@@ -246,7 +246,7 @@ class TableBackfill(CapturedJob):
             info.state = step(info.state, SplitEvent.READ_STARTED)
 
     def read_tasks(self, rows: list[SplitRow], snapshot: SharedSnapshot, readers: int) -> list[Any]:
-        """The tasks that read these splits, so many `readers` at once; asks the source for the table's description if
+        """The tasks that read these splits, that many `readers` at once; asks the source for the table's description if
         need be."""
         from headwater.connectors.postgres.client import connect
         from headwater.spark.backfill import ReadSplit
@@ -279,7 +279,7 @@ class TableBackfill(CapturedJob):
         """These splits are read, and their files complete."""
         batch = [info for info in batch if self.splits.get(info.row.split_id) is info]
         if not batch:
-            return  # loaded anew meanwhile, as the last checkpoint has them
+            return  # loaded again meanwhile, as the last checkpoint has them
         with self._changing:
             for info in batch:
                 self._keep_rest(info)
@@ -319,7 +319,7 @@ class TableBackfill(CapturedJob):
 
     # -- one barrier ------------------------------------------------------------------------------------------------
 
-    def at_barrier(self, last: int, target: int, contribution: Contribution, paused: bool) -> CapturedState | None:
+    def at_barrier(self, last: int, target: int, contribution: Contribution, paused: bool) -> EpochPart | None:
         """Decide this epoch's part: what is handed over, and from where events are needed. None: nothing at all."""
         if self.failed or self._stands_still:
             return None
@@ -333,23 +333,23 @@ class TableBackfill(CapturedJob):
         if self.prepared is not None and not paused and not self.failed:
             handing = list(self.splits.values()) if self.replacing else []
             since = self.prepared.position
-            return CapturedState(
+            return EpochPart(
                 self, last, min(since, target), (), (since,), (None,), handing, self.replacing, self.prepared
             )
         handing = [] if paused else self._ready(target)
         if self.replacing and not handing:
-            return CapturedState(self, last, last, (), (last,), (None,)) if self._resync["follow"] else None
+            return EpochPart(self, last, last, (), (last,), (None,)) if self._resync["follow"] else None
         if not self.splits:
             # Only changes are captured, or nothing is planned yet.
-            return CapturedState(self, last, last, (), (last,), (None,)) if self.planned else None
+            return EpochPart(self, last, last, (), (last,), (None,)) if self.planned else None
         state = self._state(last, target, handing)
         return None if state.first_lsn == target and not handing and min(state.after) == DROP else state
 
-    def handing_all(self, target: int) -> CapturedState:
+    def handing_all(self, target: int) -> EpochPart:
         """As if everything that is staged were handed over at a position: for the difference of a resync."""
         return self._state(0, target, list(self.splits.values()))
 
-    def _state(self, last: int, target: int, handing: list[SplitInfo]) -> CapturedState:
+    def _state(self, last: int, target: int, handing: list[SplitInfo]) -> EpochPart:
         order = list(self.splits.values())
         bounds: tuple[tuple[str, ...], ...] = ()
         if self.kind is SplitKind.CTID:
@@ -358,9 +358,7 @@ class TableBackfill(CapturedJob):
             bounds = tuple(bound_from_json(x.row.left) or () for x in order[1:])
         after = tuple(self._after(x, last, handing) for x in order)
         snapshots = tuple(x.row.offset_low if x in handing else None for x in order)
-        return CapturedState(
-            self, last, min(*after, target), bounds, after, snapshots, handing, replaces=self.replacing
-        )
+        return EpochPart(self, last, min(*after, target), bounds, after, snapshots, handing, replaces=self.replacing)
 
     def _ready(self, target: int) -> list[SplitInfo]:
         ready = [x for x in self.splits.values() if x.state is SplitState.STAGED and x.high <= target]
@@ -389,7 +387,7 @@ class TableBackfill(CapturedJob):
             return last
         return info.low_lsn if info in handing else DROP
 
-    def handed_over(self, state: CapturedState, contribution: Contribution) -> None:
+    def handed_over(self, state: EpochPart, contribution: Contribution) -> None:
         """The barrier's staging is complete: mark the splits, and the table when it was the last of them."""
         if state.prepared is not None:
             self.prepared, self._applied = None, state.prepared
@@ -429,7 +427,7 @@ class TableBackfill(CapturedJob):
     # -- resync -----------------------------------------------------------------------------------------------------
 
     async def resync(self) -> None:
-        """Copy the table anew beside what it holds. A failed table stands still meanwhile, any other goes on."""
+        """Copy the table again beside what it holds. A failed table stands still meanwhile, any other goes on."""
         async with self.deciding:
             if self.unfinished and not self.failed:
                 raise UsageError(
@@ -443,7 +441,7 @@ class TableBackfill(CapturedJob):
         """Begin another generation. `follow`: the table goes on following the stream until it is handed over.
 
         `notice` is shown before anything happens, so that a crash cannot hide it. What was found in the table before
-        the new generation is no matter any more: `Healing` forgets it.
+        the new generation does not matter any more: `Healing` forgets it.
         """
         with self.source.holding() as floor:
             mark = await asyncio.to_thread(self.source.enter_again, self)

@@ -242,7 +242,7 @@ class Capture:
             if result["subject"] in source.tables:
                 source.take_result(result)
                 if result.get("reshaped"):
-                    self.healing.met_shape(result["subject"], result["reshaped"])
+                    self.healing.on_shape_seen(result["subject"], result["reshaped"])
 
     async def finish(self, contribution: Contribution, staged: Staged) -> None:
         for source in self._each():
@@ -250,8 +250,8 @@ class Capture:
 
     def epoch_lasted(self, seconds: float) -> None:
         for source in self.sources.values():
-            source.size.lasted(seconds)
-            source.handed_rows.lasted(seconds)
+            source.size.record_duration(seconds)
+            source.handed_rows.record_duration(seconds)
 
     def committed(self, epoch: int, contribution: Contribution) -> None:
         for source in self.sources.values():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_PARALLELISM: Final = 4
 
 
-class CapturedJob:
+class TableFacts:
     """The facts of one captured table."""
 
     def __init__(self, core: EngineCore, source: SourceRuntime, job: JobRow) -> None:

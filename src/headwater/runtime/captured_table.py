@@ -36,7 +36,7 @@ MAY_BE_ZERO: Final = frozenset({"backfill.rate_limit", "backfill.parallelism"})
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedTable:
+class TableDefinition:
     """A table of the source as it will be captured."""
 
     info: TableInfo
@@ -51,7 +51,7 @@ class DescribedTable:
         return self.shape.schema
 
 
-def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> DescribedTable:
+def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> TableDefinition:
     """Ask the source and check the statement against it; UsageError says what does not fit."""
     settings, snapshot = _settings(statement.options)
     type_options = {k: v for k, v in statement.options.items() if OPTIONS.get(k) == "type"}
@@ -74,7 +74,7 @@ def describe_table(config: PostgresConfig, statement: s.CreateTableFrom) -> Desc
     _check_not_null(info, shape.plans, statement)
     _check_names(shape.schema)
     notice = f"left out, because the source does not send them: {', '.join(not_sent)}" if star and not_sent else ""
-    return DescribedTable(info, shape, snapshot, settings, type_options, notice)
+    return TableDefinition(info, shape, snapshot, settings, type_options, notice)
 
 
 def _check_readable(conn: Any, config: PostgresConfig, info: TableInfo) -> None:

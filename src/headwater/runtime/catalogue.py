@@ -131,7 +131,7 @@ class Catalogue:
         return self.core.capture.source_rows()
 
     def splits(self) -> list[dict[str, Any]]:
-        """Of a table that is copied anew, the splits that its present rows are of, until the new are handed over."""
+        """Of a table that is copied again, the splits that its present rows are of, until the new are handed over."""
         names = {j.id: j.name for j in self.core.registry.of_kind("table")}
         all_rows = self.core.meta.split_rows()
         open_ = {(r.table_id, r.generation) for r in all_rows if r.state != "HANDED_OVER"}

@@ -310,7 +310,7 @@ class Commands:
                 if job.state != "creating":
                     raise UsageError("NOT_CREATING", f"{job.kind} {job.name} is not being created", hint="DROP it")
                 if job.live_epoch < MAX_EPOCH:  # a resync: to cancel is to drop, and the table with its rows is wanted
-                    what = f"{job.kind} {job.name} is there already, and is only copied anew"
+                    what = f"{job.kind} {job.name} is there already, and is only copied again"
                     raise UsageError("NOT_CREATING", what, hint="wait until it is live, or DROP it")
                 await self.drop(job, cascade=False)
 

@@ -1,6 +1,6 @@
 """The copy of one captured table: wait until it has entered the stream, plan its splits, read them by Spark jobs.
 
-It runs beside the lane and only stages; `backfill.py` hands over at barriers. Transient errors are retried with
+It runs outside the lane and only stages; `backfill.py` hands over at barriers. Transient errors are retried with
 back-off, for ever; a definite one stops this table.
 """
 
@@ -67,7 +67,7 @@ class Copying:
                 await self._read_some()
                 delay = RETRY_S[0]
             except ReadPaused:
-                pass  # the split is read anew when the limit is lifted
+                pass  # the split is read again when the limit is lifted
             except HeadwaterError as error:
                 if not may_pass(error):
                     if not self.core.capture.healing.read_failed(self.table, error):

@@ -1,4 +1,4 @@
-"""Differences between a captured table and a new copy of it, made beside the lane: for a resync, and for a repair.
+"""Differences between a captured table and a new copy of it, made outside the lane: for a resync, and for a repair.
 
     copy (reads are done) ─► an epoch E with P(E) ≥ their end ─► the events that the reads had not seen, up to P(E)
     ─► one Spark job: what turns the table at E into that ─► `Prepared`, which the next barrier applies (splits.py)
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.errors import DefiniteError, TransientError, UsageError
-from headwater.runtime.splits import CapturedState, Prepared
+from headwater.runtime.splits import EpochPart, Prepared
 from headwater.storage.checkpoint import NewSegment
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ async def covering_epoch(core: EngineCore, table: TableBackfill, high: int) -> t
     )
 
 
-async def add_unseen(
-    core: EngineCore, state: CapturedState, position: int, copy: list[NewSegment], *, stage: str
-) -> None:
+async def add_unseen(core: EngineCore, state: EpochPart, position: int, copy: list[NewSegment], *, stage: str) -> None:
     """Bring a copy to a position: decode what its reads had not seen, as a hand-over does. Changes `copy`."""
     from headwater.runtime.source_runtime import PIECE_BYTES
     from headwater.spark.capture import DecodeTables
@@ -75,7 +73,7 @@ async def add_unseen(
         copy[:] = [*kept, *(NewSegment(**segment) for segment in result["segments"])]
 
 
-def _kept(state: CapturedState, copy: list[NewSegment], truncate: list[int] | None) -> list[NewSegment]:
+def _kept(state: EpochPart, copy: list[NewSegment], truncate: list[int] | None) -> list[NewSegment]:
     """What a TRUNCATE that its reads had not seen leaves of a copy."""
     import numpy as np
 
@@ -92,7 +90,7 @@ async def resync_difference(table: TableBackfill) -> None:
     """All splits of a resync are read: make the difference of the table and the new copy, and hand it over."""
     core = table.core
     splits = list(table.splits.values())
-    async with standing(table, max(x.high for x in splits)) as (epoch, position):
+    async with frozen_position(table, max(x.high for x in splits)) as (epoch, position):
         core.queries.reading.epochs[id(splits)] = epoch
         try:
             copy = [x.segment for x in splits if x.segment is not None]
@@ -103,7 +101,7 @@ async def resync_difference(table: TableBackfill) -> None:
 
 
 @asynccontextmanager
-async def standing(table: TableBackfill, high: int, *, wanted: bool = True) -> AsyncIterator[tuple[int, int]]:
+async def frozen_position(table: TableBackfill, high: int, *, wanted: bool = True) -> AsyncIterator[tuple[int, int]]:
     """An epoch at or after `high` and its position, for a difference.
 
     The events after it are applied once more. To rows without a key that cannot be done: for such a table the source

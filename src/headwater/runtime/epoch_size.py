@@ -49,13 +49,13 @@ class EpochSize:
         """What the next epoch takes at the most, or one transaction, or one split."""
         return (self.sizes or SIZES)[self._at]
 
-    def arrived(self, came: int) -> None:
+    def record_arrived(self, came: int) -> None:
         """A barrier, also one at which nothing is taken: this much has come in since the last one."""
         self._came = came
         self._taken = 0
         self._rest = False
 
-    def took(self, size: int, *, rest: bool) -> None:
+    def record_taken(self, size: int, *, rest: bool) -> None:
         """The epoch takes this many bytes; `rest`: there is more."""
         self._taken, self._rest = size, rest
 
@@ -70,7 +70,7 @@ class EpochSize:
             count += 1
         return count
 
-    def lasted(self, seconds: float) -> None:
+    def record_duration(self, seconds: float) -> None:
         """The epoch's work is done. One that took all there was says nothing about its size."""
         if not self._rest:
             return

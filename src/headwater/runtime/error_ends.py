@@ -6,7 +6,7 @@ of a sink                                it has delivered since, or passed over 
 of a view, or a table that is live       it is live, and the error has not come again for a while
 of a table that is copied                a read has succeeded since, or the copy is done
 of a lane, or house-keeping              a checkpoint, or a round, was completed since
-what only somebody else can mend         the table was copied anew since, or dropped
+what only somebody else can mend         the table was copied again since, or dropped
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # What is tried again each round comes again within this time if it has not gone.
 QUIET_S: Final = 6.0
-# The table goes on and is not what the user may think it is: true until it is copied anew.
+# The table goes on and is not what the user may think it is: true until it is copied again.
 LASTING: Final = frozenset({"SOURCE_PARTITIONS_CHANGED", "SOURCE_TABLE_RENAMED"})
 # Of a source that is gone: nothing here will ever hear that somebody ran the statements.
 NOT_RELEASED: Final = "SOURCE_NOT_RELEASED"

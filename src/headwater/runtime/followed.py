@@ -1,7 +1,7 @@
 """Tables that follow an upstream of somebody else's (a Delta table): copied once, then its change log, group by group.
 
-One task per table, beside the lanes. What it read becomes a batch of segments with the version up to which they go; the
-next barrier of the main lane takes both, so they are committed together, or read again.
+One task per table, outside the lanes. What it read becomes a batch of segments with the version up to which they go;
+the next barrier of the main lane takes both, so they are committed together, or read again.
 
     state `upstream` of the job: {"version": n}, absent until the copy is committed
 """
@@ -111,7 +111,7 @@ class Followed:
         if latest < after:
             raise DefiniteError(
                 "UPSTREAM_EXPIRED",
-                f"the Delta table of {job.name} was made anew: its versions begin again",
+                f"the Delta table of {job.name} was made again: its versions begin again",
                 hint=f"DROP TABLE {job.name} and create it again",
             )
         group = next_group([upstream.epochs(after, latest)], after, latest, VERSIONS)

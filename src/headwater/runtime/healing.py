@@ -48,7 +48,7 @@ LOOK_AGAIN_S: Final = 5.0  # after a try that failed, and at a publication that 
 
 def being_healed(error: DefiniteError) -> DefiniteError:
     """The error without what else could be done: a RESYNC by hand would find the table being copied already."""
-    hint = "nothing need be done: it is looked into now, and the table is copied anew if that helps"
+    hint = "nothing need be done: it is looked into now, and the table is copied again if that helps"
     return DefiniteError(error.code, error.message, detail=error.detail, hint=hint)
 
 
@@ -105,7 +105,7 @@ class Healing:
         self._suspects[table.table_id] = error
         return True
 
-    def met_shape(self, table_id: int, what: str) -> None:
+    def on_shape_seen(self, table_id: int, what: str) -> None:
         self._reshaped[table_id] = what
 
     # -- once a second ----------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Healing:
         notice = SourceError(
             "SOURCE_SCHEMA_CHANGED",
             f"the source's table of {table.name} has changed: {what}",
-            hint=f"it is copied anew, as schema.change.behavior = {table.policy} says",
+            hint=f"it is copied again, as schema.change.behavior = {table.policy} says",
         )
         await table.copy_anew(follow=not table.unfinished, only_if_reshaped=True, notice=notice)
         self.forget(table)
@@ -180,7 +180,7 @@ class Healing:
         error = SourceError(
             "SOURCE_TABLE_UNPUBLISHED",
             f"publication {table.source.config.publication} was changed, or table {table.name} taken out of it",
-            hint="changes made meanwhile were not sent; it is published again if we may, and copied anew",
+            hint="changes made meanwhile were not sent; it is published again if we may, and copied again",
         )
         await table.copy_anew(follow=False, notice=error)
         self._later(table)
@@ -217,7 +217,7 @@ class Healing:
                 "SOURCE_TABLE_REPLACED",
                 f"{external} is not the table that was captured: it was dropped or renamed"
                 + (", and another one has its name" if oid else ""),
-                hint="the one of that name is copied anew" if oid else f"make it again, then RESYNC {table.name}",
+                hint="the one of that name is copied again" if oid else f"make it again, then RESYNC {table.name}",
             )
             if oid is not None:
                 await table.copy_anew(follow=False, notice=error)
@@ -228,7 +228,7 @@ class Healing:
             notice = SourceError(
                 "SOURCE_TABLE_RENAMED",
                 f"the source's table {external} is called {name_now} now, and is followed on",
-                hint=f"DROP and CREATE {table.name} FROM its new name: under the old one it cannot be read anew",
+                hint=f"DROP and CREATE {table.name} FROM its new name: under the old one it cannot be read again",
             )
             self.core.record_error(table.table_id, table.name, notice, retrying=False)
 
@@ -260,7 +260,7 @@ class Healing:
         error = SourceError(
             "SOURCE_SCHEMA_CHANGED",
             f"the source's table of {table.name} has changed: {change}",
-            hint=f"it is copied anew, as schema.change.behavior = {table.policy} says"
+            hint=f"it is copied again, as schema.change.behavior = {table.policy} says"
             if table.policy != "exception"
             else f"RESYNC {table.name} to take its new rows",
         )

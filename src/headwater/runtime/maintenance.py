@@ -1,4 +1,4 @@
-"""House-keeping beside the lanes: compaction of deltas, and garbage collection of what no epoch can see any more.
+"""House-keeping outside the lanes: compaction of deltas, and garbage collection of what no epoch can see any more.
 
 Compaction reads what is committed, writes new segments, and hands them to the dataflow, which swaps them in at a
 barrier if what they replace is still there. Removed segments stay for retention, pins and running queries.
@@ -29,11 +29,11 @@ LULL_S: Final = 3.0  # compaction waits at most so long for a moment between two
 # More small files than this make every read slower than folding them does.
 MAX_DELTAS: Final = 16
 # Deltas beyond this part of the base are folded into it; below both floors a table is too small to care. A read sorts
-# the rows of deltas, which for so many takes as long as everything else that a small query does.
+# the rows of deltas, which for that many takes as long as everything else that a small query does.
 FOLD_FRACTION: Final = 0.25
 FOLD_FLOOR_BYTES: Final = 4 * 1024 * 1024
 FOLD_FLOOR_ROWS: Final = 50_000
-# Many base files that are smaller than this on average are written anew as few.
+# Many base files that are smaller than this on average are written again as few.
 SMALL_BASE_BYTES: Final = 1024 * 1024
 
 
@@ -133,7 +133,7 @@ class Maintenance:
         if not deltas or _crumbled(segments):
             return False
         if await asyncio.to_thread(without_vnode, self.core.data_dir, [s.path for s in deltas]):
-            return False  # of an older format: written anew, they are of the present one
+            return False  # of an older format: written again, they are of the present one
 
         def work() -> bool:
             from headwater.spark.compaction import foldable, once_tasks

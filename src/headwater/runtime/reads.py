@@ -47,7 +47,7 @@ class ReadSlots:
         self._waking: asyncio.Future[None] | None = None
 
     def resize(self, slots: int) -> None:
-        """Spark has so many now. Reads that are under way keep theirs: of fewer there may be less than none free."""
+        """Spark has that many now. Reads that are under way keep theirs: of fewer there may be less than none free."""
         total = max(1, slots - 1)
         self._free += total - self.total
         self.total = total
@@ -122,7 +122,7 @@ class Reads:
         notes: Notes | None = None,
         go_on: Callable[[], bool] = lambda: True,
     ) -> list[Result]:
-        """The results of one table's reads, by up to so many readers `at_once`; an error is raised as what it is, one
+        """The results of one table's reads, by up to that many readers `at_once`; an error is raised as what it is, one
         that will not pass by itself before others.
 
         With `notes` a reader has one job after the other, as long as it is to `go_on`, nobody waits for a slot, none
@@ -225,7 +225,7 @@ class Reads:
 
 
 def in_turns(tasks: Sequence[Any], readers: int, notes: Notes | None) -> list[ReadInTurn]:
-    """What each of the readers is told to read: its share, every so manyth split, for neighbours are alike in size.
+    """What each of the readers is told to read: its share, every n-th split, for neighbours are alike in size.
     Where splits can be claimed, then those of the others, from their end on: whoever is done first helps the rest."""
     from headwater.spark.backfill import ReadInTurn
 

@@ -1,9 +1,9 @@
 """How many rows each table and view holds now, for status, hw_progress and the page.
 
 A checkpoint knows how many rows an epoch wrote, not how many of them were new, and to find out in the epoch would make
-it longer. So it is counted beside the lanes: at once where a table has no deltas (its base's rows are known), else by a
-job over keys alone, when a table has not changed for a moment, or was not counted for long. What is shown is thus exact
-as of the epoch that is kept with it, and that is the present one as soon as the table is quiet.
+it longer. So it is counted outside the lanes: at once where a table has no deltas (its base's rows are known), else by
+a job over keys alone, when a table has not changed for a moment, or was not counted for long. What is shown is thus
+exact as of the epoch that is kept with it, and that is the present one as soon as the table is quiet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 STATE: Final = "rows"  # {"rows": n, "epoch": e}, committed with some later epoch
 QUIET_S: Final = 2.0  # a table that is written to all the time is not counted all the time
 STALE_S: Final = 30.0  # but so often; a job of some tenths of a second for all of them
-# What takes longer than this is left alone for so many times as long afterwards.
+# What takes longer than this is left alone for that many times as long afterwards.
 LONG_S: Final = 1.0
 REST: Final = 5
-OFFLINE_ROWS: Final = 5_000_000  # the keys of so many are read in about a second
+OFFLINE_ROWS: Final = 5_000_000  # the keys of that many are read in about a second
 
 
 @dataclass(frozen=True, slots=True)

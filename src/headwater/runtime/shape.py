@@ -31,7 +31,7 @@ class TableShape:
 
     @property
     def follows(self) -> tuple[str, ...] | None:
-        """For `compare`: None where other columns are no matter."""
+        """For `compare`: None where other columns are ignored."""
         return self.left_out if self.star else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One sink at work: a task beside the lanes, from the committed change log to the target.
+"""One sink at work: a task outside the lanes, from the committed change log to the target.
 
 The log store (`logstore/`) says what is owed, `sink/delivery.py` delivers a batch, `replay.py` what was refused.
 What a checkpoint has to store is handed over at the next barrier (`contribute`), never waited for.
@@ -21,7 +21,7 @@ from headwater.logstore.chunk import LogBatch
 from headwater.logstore.reader import LogStoreReader
 from headwater.logstore.state import LogStoreState
 from headwater.logstore.writer import LogStoreWriter
-from headwater.runtime.letters import HeldLetters, held, letter_rows
+from headwater.runtime.dead_letters import PendingDeadLetters, held, letter_rows
 from headwater.runtime.registry import schema_of
 from headwater.runtime.replay import Replay, letters_of, replay_letters, settle_replay
 from headwater.runtime.rewind import ask_rewind, do_rewind
@@ -88,7 +88,7 @@ class SinkWorker:
         self._dirty = False
         self._letters: list[dict[str, Any]] = []
         self._handed_over: list[dict[str, Any]] = []  # letters in a checkpoint that has not committed yet
-        self._held = HeldLetters.from_dict(core.meta.state(job.id, "letters"))
+        self._held = PendingDeadLetters.from_dict(core.meta.state(job.id, "letters"))
         self.noted_rewind: int | None = (core.meta.state(job.id, "rewind") or {}).get("epoch")
         self.rewinding = self.noted_rewind  # set once the note is durable
         self.rewindable = True  # what its class says, once that is loaded
@@ -330,7 +330,7 @@ class SinkWorker:
             await settle_replay(self, loop, options, found)
             return
         if begun is not None and begun[0] == 0:
-            self.reader.partly(begun[1], landed)
+            self.reader.set_partial(begun[1], landed)
             await self._deliver_snapshot(loop, options, begun[1])
         elif found is not None:
             self._restart_at(found)
@@ -355,12 +355,12 @@ class SinkWorker:
         known = self.reader.state.per_vnode or ()
         if self.rewinding is None and not {v for v, _ in known} <= landed:
             raise went_back(self.name, f"delivered {len(known)} vnodes up to epoch {known[0][1].epoch}", found)
-        self.reader.partly(begun[1] if begun is not None else 0, landed)
+        self.reader.set_partial(begun[1] if begun is not None else 0, landed)
         self._dirty = True
 
     def _settle_letters(self, found: int | None) -> int:
         """Letters of a commit whose end was not seen count if the target has the batch; gives how many rows."""
-        last, self._held = self._held, HeldLetters()
+        last, self._held = self._held, PendingDeadLetters()
         if not last.epoch:
             return 0
         self._dirty = True
@@ -484,14 +484,14 @@ class SinkWorker:
             noted = asyncio.run_coroutine_threadsafe(self._hold(held(token.to_epoch, letters)), self._events)
             noted.result(NOTED_WITHIN_S)
 
-    async def _hold(self, letters: HeldLetters) -> None:
+    async def _hold(self, letters: PendingDeadLetters) -> None:
         self._held = letters
         await self.save()
 
     def note(self, delivered: Delivered) -> None:
         self._count(delivered.rows)
         self.core.counters.rows(self.name, delivered.rows)
-        self._held = HeldLetters()
+        self._held = PendingDeadLetters()
         self._letters += letter_rows(self.job_id, delivered.dead_letters)
 
     async def save(self) -> None:

@@ -33,7 +33,7 @@ from headwater.model.barrier import Barrier
 from headwater.runtime import source_setup as setup
 from headwater.runtime.backfill import TableBackfill
 from headwater.runtime.epoch_size import FIRST_ROWS, ROW_SIZES, EpochSize
-from headwater.runtime.splits import CapturedState
+from headwater.runtime.splits import EpochPart
 from headwater.sql import statements as s
 from headwater.storage.checkpoint import Contribution, JobRow, NewSegment
 from headwater.storage.private import make_directory
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from headwater.runtime.tables import Staged
 
 PIECE_BYTES: Final = 32 << 20  # of the spool that a task holds at a time, unless one transaction alone is larger
-HELD_TRIES: Final = 100  # reads for one epoch's large values before its table is given up and copied anew
+HELD_TRIES: Final = 100  # reads for one epoch's large values before its table is given up and copied again
 HELD_RETRY_S: Final = 2.0  # after a read at the source that failed
 HEAL_RETRY_S: Final = 10.0
 
@@ -94,7 +94,7 @@ class SourceRuntime:
         self.spooled = 0
         self.tables: dict[int, TableBackfill] = {}
         self._results: dict[int, dict[str, Any]] = {}
-        self._handing: dict[int, CapturedState] = {}
+        self._handing: dict[int, EpochPart] = {}
         self._working: set[int] = set()
         self._holds: dict[object, int] = {}
         self._obsolete: list[tuple[int, str]] = []
@@ -216,7 +216,7 @@ class SourceRuntime:
         self._holds.pop(holder, None)
 
     def enter_again(self, backfill: TableBackfill) -> dict[str, Any]:
-        """Mark the table's entry anew, and see which columns it has now; SourceError where its policy says stop."""
+        """Mark the table's entry again, and see which columns it has now; SourceError where its policy says stop."""
         info, streamed, mark = setup.enter_again(self.config, list(backfill.captured["external"]))
         shape = backfill.reshaped(info, streamed)
         return {**mark, "shape": shape.as_dict()} if shape else mark
@@ -268,8 +268,8 @@ class SourceRuntime:
         from headwater.connectors.postgres.client import format_lsn
 
         durable = self.durable
-        self.size.arrived(await asyncio.to_thread(self._came, durable))
-        self.handed_rows.arrived(0)
+        self.size.record_arrived(await asyncio.to_thread(self._came, durable))
+        self.handed_rows.record_arrived(0)
         self._last = last = self.position
         paused = barrier.at_rest or self.lost is not None
         target = last if paused else await asyncio.to_thread(self._target, last, durable)
@@ -286,7 +286,7 @@ class SourceRuntime:
         return self.spool.bytes_between(before, durable)
 
     def _target(self, last: int, durable: int) -> int:
-        """The end of the epoch: all that is durable, or so many whole transactions that they stay within bounds."""
+        """The end of the epoch: all that is durable, or as many whole transactions as stay within bounds."""
         if self.frozen:
             return last
         if self._held is not None:
@@ -294,7 +294,7 @@ class SourceRuntime:
             return self._held.target if ready else last
         index, more = self.spool.first_transactions(last, durable, self.size.limit)
         target = int(index["end_lsn"][-1]) if more else durable
-        self.size.took(int((index["end"] - index["start"]).sum()), rest=more)
+        self.size.record_taken(int((index["end"] - index["start"]).sum()), rest=more)
         return target
 
     def _tasks(self, last: int, target: int, contribution: Contribution, paused: bool) -> list[tuple[int, Any]]:
@@ -326,7 +326,7 @@ class SourceRuntime:
             tasks.append((size, task))
         return tasks
 
-    def _part(self, work: CapturedState, size: int) -> Any:
+    def _part(self, work: EpochPart, size: int) -> Any:
         from headwater.spark.toast import Origin
 
         table = work.backfill
@@ -432,7 +432,7 @@ class SourceRuntime:
     # -- a stream that cannot be continued --------------------------------------------------------------------------
 
     async def heal(self) -> None:
-        """Give the stream up and begin another one; every table is copied anew, and stands still until then."""
+        """Give the stream up and begin another one; every table is copied again, and stands still until then."""
         if time.monotonic() < self._heal_at:
             return
         self._heal_at = time.monotonic() + HEAL_RETRY_S

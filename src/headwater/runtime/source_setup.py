@@ -121,7 +121,7 @@ def withdraw(config: PostgresConfig, oid: int) -> None:
 
 
 def enter_again(config: PostgresConfig, external: list[str]) -> tuple[Any, frozenset[str], dict[str, Any]]:
-    """A new mark for a table that is to be copied anew; it is published again if somebody took it out.
+    """A new mark for a table that is to be copied again; it is published again if somebody took it out.
 
     Gives the table as it is now, the columns that the stream has, and what is to be remembered of its entry.
     """

@@ -41,7 +41,7 @@ class SplitInfo:
 
 @dataclass(slots=True)
 class Prepared:
-    """A difference that was made beside the lane: what turns the table of an epoch into the source of its position.
+    """A difference that was made outside the lane: what turns the table of an epoch into the source of its position.
 
     A barrier applies it: first these segments, then all events after `position` once more, on top of them. So it does
     not matter how many epochs have passed meanwhile, nor what they did to the same rows. `base`: the table's files at
@@ -57,7 +57,7 @@ class Prepared:
 
 
 @dataclass(slots=True)
-class CapturedState:
+class EpochPart:
     """A table's part of one epoch. `replaces`: what is handed over takes the place of all that the table holds."""
 
     backfill: TableBackfill
@@ -72,7 +72,7 @@ class CapturedState:
 
     def captured(self, seq_base: int, copy: tuple[str, ...] = ()) -> Any:
         """The work of the task that decodes this table's events; `copy`: more files to look unchanged values up in."""
-        from headwater.spark.capture import CapturedTable
+        from headwater.spark.capture import DecodeSpec
 
         backfill = self.backfill
         paths = [*copy, *(s.segment.path for s in self.handing if s.segment is not None)]
@@ -82,7 +82,7 @@ class CapturedState:
             state = backfill.core.dataflow.tables.get(backfill.table_id)
             paths += [s.path for s in state.segments] if state else []
         shape = backfill.next_shape if self.replaces else backfill.shape
-        return CapturedTable(
+        return DecodeSpec(
             backfill.table_id,
             backfill.oid if self.replaces else backfill.followed_oid,
             shape.schema,

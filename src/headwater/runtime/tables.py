@@ -70,7 +70,7 @@ class ViewState(TableState):
 
 @dataclass(slots=True)
 class Swap:
-    """A compaction's result, waiting for a barrier: these segments for those. `new_files`: not the same files anew."""
+    """A compaction's result, waiting for a barrier: these segments for those. `new_files`: not the same files again."""
 
     table_id: int
     removed: dict[str, int]  # path → segment id

@@ -21,8 +21,8 @@ from headwater.backfill.cdc.state import SplitState
 from headwater.capture.splits import SplitKind, bound_from_json
 from headwater.errors import UsageError
 from headwater.runtime.copying import SharedSnapshot, entry, exported_snapshot
-from headwater.runtime.difference import add_unseen, handed_over, prepare, standing
-from headwater.runtime.splits import CapturedState, in_order
+from headwater.runtime.difference import add_unseen, frozen_position, handed_over, prepare
+from headwater.runtime.splits import EpochPart, in_order
 from headwater.storage.checkpoint import NewSegment, Segment, SplitRow
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def verify(core: EngineCore, name: str, *, repair: bool = False) -> list[d
             hint=f"ALTER TABLE {table.name} SET BACKFILL_RATE_LIMIT = DEFAULT",
         )
     if table.replacing:
-        raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied anew", hint="wait until it is live")
+        raise UsageError("BACKFILL_RUNNING", f"table {table.name} is being copied again", hint="wait until it is live")
     if not repair:
         return await _verify(core, table, repair=False)
     async with table.repairing:
@@ -82,9 +82,9 @@ async def _verify(core: EngineCore, table: TableBackfill, *, repair: bool) -> li
     with table.source.holding() as floor:
         try:
             await _read_source(core, table, splits, copy)
-            async with standing(table, copy.high, wanted=repair) as (epoch, position):
+            async with frozen_position(table, copy.high, wanted=repair) as (epoch, position):
                 core.queries.reading.epochs[id(copy)] = epoch
-                state = CapturedState(table, floor, floor, (), (floor,), (copy.low,), replaces=True)
+                state = EpochPart(table, floor, floor, (), (floor,), (copy.low,), replaces=True)
                 await add_unseen(core, state, position, copy.segments, stage="verify")
                 rows, bounds = await _compare(core, table, copy, epoch)
                 _still_the_same(table, copy)

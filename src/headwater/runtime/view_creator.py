@@ -40,7 +40,7 @@ BESIDE_S: Final = 1.0
 BESIDE_ROWS: Final = (20_000, 100_000)  # the smallest chunk, and the first, before the speed is known
 CHUNKED: Final = ("rowwise", "algebraic")
 WHOLE_LOG: Final = 1 << 62
-# After a step that failed; twice as long after each further one, since each may read all chunks anew.
+# After a step that failed; twice as long after each further one, since each may read all chunks again.
 RETRY_S: Final = 5.0
 MAX_RETRY_S: Final = 60.0
 
@@ -120,8 +120,8 @@ class ViewCreator:
         """A definite error while creating: say so, and try again: the cause may go away.
 
         What is read of a past epoch never changes, and a row that was mended since is in a later one. So a snapshot is
-        begun anew if there are later rows, and so is a group of epochs that some vnodes have consumed; what is kept of
-        the view is hidden by the same checkpoint. Any other group is taken up to the newest epoch (`_consume`).
+        started over if there are later rows, and so is a group of epochs that some vnodes have consumed; what is kept
+        of the view is hidden by the same checkpoint. Any other group is taken up to the newest epoch (`_consume`).
         """
         state, committed = self.state, self.core.meta.committed_epoch()
         if self.diagnosed is None or self.diagnosed[:2] != (state, str(error)):

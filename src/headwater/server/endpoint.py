@@ -3,7 +3,7 @@
     {"url": "http://127.0.0.1:8734", "token": "…", "pid": 4711, "generation": 3, "read_token": "…"}
 
 Only the owner may read it (0600): the token is the right to run every statement, the read token that to run queries and
-to look (`model/trust.py`). It is written anew by each engine and
+to look (`model/trust.py`). It is written again by each engine and
 renamed into place, so that a reader sees a whole file or none. A file left by a killed engine is harmless: a reader
 asks `/healthz`, and the next engine replaces it.
 """

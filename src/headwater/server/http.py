@@ -83,7 +83,7 @@ class SqlResult:
 
 
 class Backend(Protocol):
-    """What the endpoint asks of the engine. All but `problem` are called in the engine's event loop and must not block
+    """What the endpoint asks of the engine. All but `problem` and `ended_by` are called in the engine's event loop and must not block
     it."""
 
     async def sql(self, statement: str, trust: Trust) -> SqlResult:
@@ -106,6 +106,9 @@ class Backend(Protocol):
     def problem(self) -> str | None:
         """Why the engine is not healthy; None if it is. Asked from any thread, at any moment, and answered at once:
         it waits for nothing. Everybody on the machine may read it."""
+
+    def ended_by(self) -> HeadwaterError | None:
+        """What has ended the engine, if it was more than a wish. Asked as `problem` is."""
 
 
 def make_app(
@@ -154,13 +157,14 @@ def make_app(
         return _json(found, 200 if found["healthy"] else 503)
 
     body, policy = _page()
+    contained = functools.partial(_contained, backend.ended_by)
     return Starlette(
         routes=[
-            Route("/", _contained(page)),
-            Route("/status", _contained(status)),
-            Route("/sql", _contained(sql), methods=["POST"]),
-            Route("/metrics", _contained(metrics)),
-            Route("/healthz", _contained(healthz)),
+            Route("/", contained(page)),
+            Route("/status", contained(status)),
+            Route("/sql", contained(sql), methods=["POST"]),
+            Route("/metrics", contained(metrics)),
+            Route("/healthz", contained(healthz)),
         ],
         middleware=[Middleware(Guard, token=token, read_token=read_token, host=host, refuse=refuse)],
         exception_handlers={HTTPException: _on_http_error},
@@ -241,7 +245,7 @@ def http_status(error: HeadwaterError) -> int:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def _contained(handler: Handler) -> Handler:
+def _contained(ended_by: Callable[[], HeadwaterError | None], handler: Handler) -> Handler:
     """Turns every error into an answer: the framework would log its text, which may hold a row's value."""
 
     @functools.wraps(handler)
@@ -253,6 +257,8 @@ def _contained(handler: Handler) -> Handler:
         except ClientDisconnect:
             return refuse(499, "CLIENT_GONE", "the client has left")  # nobody reads it
         except asyncio.CancelledError:  # by the server's stop alone: whoever asked is still there
+            if (end := ended_by()) is not None:
+                return _json({"error": end.as_dict()}, http_status(end))
             return refuse(503, "ENGINE_STOPPING", "the engine is stopping", hint="start it again")
         except Exception as error:
             log.error("request failed: %s %s: %s", request.method, request.url.path, place_of(error))

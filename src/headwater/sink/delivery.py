@@ -233,7 +233,7 @@ def went_back(sink: str, known: str, found: int | None) -> DefiniteError:
 
 
 def overlap(sink: str, found: int) -> TransientError:
-    """The batch must be cut anew, from the epoch that the target holds."""
+    """The batch must be cut again, from the epoch that the target holds."""
     return TransientError(
         "SINK_OVERLAP", f"the target of sink {sink} holds a part of the batch", detail=f"epoch {found}"
     )

@@ -87,7 +87,7 @@ def judge_progress(stored: Progress | None, token: Token) -> Verdict:
     """Compare the target's progress with a token. To be called inside the atomic step of `commit`.
 
     Raises `DefiniteError [SINK_FENCED]` for an older generation, and `TransientError [SINK_OVERLAP]` where the target
-    holds a part of the range (the delivery loop then asks `last_committed` and cuts the batch anew).
+    holds a part of the range (the delivery loop then asks `last_committed` and cuts the batch again).
     """
     if stored is None:
         return Verdict.APPLY

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headwater.connectors.postgres.planner import ReadMark
 
 LOOK_S: Final = 0.25  # how often a limited read looks whether its limit has changed
-# A read that is stopped this long gives up, and is made anew later: its slot is for others, its snapshot would age.
+# A read that is stopped this long gives up, and is made again later: its slot is for others, its snapshot would age.
 PATIENCE_S: Final = 5.0
 LIMITED_BLOCK: Final = 1 << 16  # a limited read takes small blocks, so that it can stop between them
 WRITE_BEHIND_BYTES: Final = 128 << 20  # a larger split is written before the next is read: a task's memory is bounded

@@ -24,7 +24,7 @@ def map_batches(frame: DataFrame, work: Work, result: str | StructType) -> DataF
 
 
 def gathered(batches: Iterable[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.Table]:
-    """The same rows in tables of so many rows or bytes, and the rest; nothing for no rows."""
+    """The same rows in tables of that many rows or bytes, and the rest; nothing for no rows."""
     waiting: list[pa.RecordBatch] = []
     waiting_rows = waiting_size = 0
     for batch in batches:

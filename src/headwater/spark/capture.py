@@ -58,7 +58,7 @@ def fault(error: Exception) -> DefiniteError:
 
 
 @dataclass(frozen=True, slots=True)
-class CapturedTable:
+class DecodeSpec:
     """One table's part of the work. `bounds`: the splits' inner bounds, as the source's text; `after`: see mark.py.
 
     `snapshots`: of each split that is handed over now, what its read had seen; None for all others. `origin` and
@@ -77,7 +77,7 @@ class CapturedTable:
     seq_base: int
     policy: str = "lenient"
     follows: tuple[str, ...] | None = None
-    """`policy` is schema.change.behavior; `follows` are columns that we leave out, None: others are no matter."""
+    """`policy` is schema.change.behavior; `follows` are columns that we leave out, None: others are ignored."""
     widens: bool = False
     """A wider type of the source's is taken over."""
     complete: bool = True
@@ -96,7 +96,7 @@ class DecodeTables:
     data_dir: DataDir
     spool: str
     ranges: tuple[SpoolRange, ...]
-    tables: tuple[CapturedTable, ...]
+    tables: tuple[DecodeSpec, ...]
     vnode_count: int
     ahead: tuple[SpoolRange, ...] = ()
 
@@ -122,7 +122,7 @@ class DecodeTables:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """Pieces of the spool, read anew by everybody who goes through them."""
+    """Pieces of the spool, read again by everybody who goes through them."""
 
     spool: str
     ranges: Sequence[SpoolRange]
@@ -138,7 +138,7 @@ class _Pieces:
 @dataclass(frozen=True, slots=True)
 class _OneTable:
     job: DecodeTables
-    table: CapturedTable
+    table: DecodeSpec
     pieces: Iterable[Any]
     reshaped: list[str] = field(default_factory=list)
 

@@ -129,12 +129,12 @@ def _import_common() -> None:
     import headwater.spark.row_writer
     import headwater.spark.write_rows  # noqa: F401
     from headwater.connectors.postgres.copytext import scan_copy_text
-    from headwater.model.crc32 import add_slices, begun
+    from headwater.model.crc32 import add_slices, initial
     from headwater.storage import parquet
 
     parquet.prepare()
     scan_copy_text(b"1\n", 1)
-    add_slices(begun(1), -1, np.zeros(1, np.uint8), np.zeros(2, np.int32))
+    add_slices(initial(1), -1, np.zeros(1, np.uint8), np.zeros(2, np.int32))
 
 
 if __name__ == "__main__":

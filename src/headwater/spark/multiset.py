@@ -92,7 +92,7 @@ def _chosen(found: pa.Table, counts: pa.Table, strict: bool) -> pa.Table:
         raise DefiniteError(
             "ROW_UNKNOWN",
             "the stream deletes a row that we do not have",
-            hint="the table is copied anew by itself",
+            hint="the table is copied again by itself",
         )
     return found.select([ROW_ID, ROW_NO]).take(pa.array(keep))
 

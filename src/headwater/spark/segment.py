@@ -98,7 +98,7 @@ def write_frame(
 def segment_query(query: str, schema: Schema, *, vnode_count: int, seq_base: int) -> str:
     """What `write_frame` does to the rows of a query (the table's columns and `_op`), as text, for a STRING key.
 
-    A DataFrame is analysed anew at each step; for the statement of a view's refresh that costs more than the refresh.
+    A DataFrame is analysed again at each step; for the statement of a view's refresh that costs more than the refresh.
     """
     (key,) = schema.key
     assert schema[key].type == "STRING"
@@ -107,7 +107,7 @@ def segment_query(query: str, schema: Schema, *, vnode_count: int, seq_base: int
     vnode = f"CAST(pmod(crc32(CAST({quoted(key)} AS BINARY)), {vnode_count}) AS INT)"
     number = "monotonically_increasing_id()"
     number = f"shiftright({number}, 33) * {1 << 27}L + ({number} & {(1 << 33) - 1}L)"
-    # Spark writes a BIGINT into the code that it generates, and another number would be other code, compiled anew for
+    # Spark writes a BIGINT into the code that it generates, and another number would be other code, compiled again for
     # every refresh; a DECIMAL is handed over beside the code.
     seq = f"CAST(CAST({seq_base} AS DECIMAL(19, 0)) + CAST({number} AS DECIMAL(19, 0)) AS BIGINT)"
     return (

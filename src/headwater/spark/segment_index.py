@@ -3,7 +3,7 @@
 A Parquet file gives rows only by decoding whole pages of its columns. So what look-ups ask a large segment for is kept
 beside it, one file for each column and one for the index, memory-mapped: a look-up reads some pages of the operating
 system's cache whatever the size of the segment. Segments never change, so nothing here is ever wrong; all of it can be
-deleted at any time, and is made anew when it is asked for. Small segments are kept in the worker's memory.
+deleted at any time, and is made again when it is asked for. Small segments are kept in the worker's memory.
 
     <data directory>/cache/<segment>/<column>.arrow   Arrow IPC, uncompressed; on the worker's own disk where the data
     <data directory>/cache/<segment>/<key>.npy        directory is not local. Rows 0 and 1: hash of the key, ascending,

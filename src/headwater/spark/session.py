@@ -216,7 +216,7 @@ _preparing: dict[SparkSession, Callable[[SparkSession, SparkSession], None]] = {
 def quick_session(
     session: SparkSession, partitions: int, *, interpreted: bool = False, careful: bool = False, one_task: bool = False
 ) -> SparkSession:
-    """A session beside the given one, for small work: no adaptive execution, so many partitions after a shuffle.
+    """A session beside the given one, for small work: no adaptive execution, that many partitions after a shuffle.
 
     `interpreted`: nothing is compiled, which for a few thousand rows takes longer than the rows. `careful` and
     `one_task`: see there.

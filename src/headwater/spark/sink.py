@@ -35,7 +35,7 @@ class TaskInfo:
 
 
 SinkTask = Callable[[Iterator[pa.RecordBatch], TaskInfo], dict[str, Any]]
-# What a task gets at once: what it does for a batch, a statement or a file, is worth so many rows.
+# What a task gets at once: what it does for a batch, a statement or a file, is worth that many rows.
 TASK_ROWS: Final = 65_536
 TASK_BYTES: Final = 16 * 1024 * 1024
 
@@ -45,7 +45,7 @@ def run_tasks(
 ) -> list[dict[str, Any]]:
     """Run `task` over every partition in one job; the results of the successful attempts, in partition order.
 
-    `at_most` bounds the tasks, for a target that takes so many connections. With `commits` the tasks publish: an error
+    `at_most` bounds the tasks, for a target that takes no more connections. With `commits` the tasks publish: an error
     that nobody foresaw then leaves the outcome open.
     """
     unforeseen = IndeterminateError if commits else TransientError

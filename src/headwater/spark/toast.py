@@ -100,7 +100,7 @@ class Events:
         return float(self.rows.nbytes) + left_out
 
     def pieces(self, widths: Mapping[str, float], limit: float) -> Iterator[Events]:
-        """The same events in pieces of about so many bytes once they are filled."""
+        """The same events in pieces of about that many bytes once they are filled."""
         count = max(1, min(len(self), round(self.size(widths) / limit)))
         first = 0
         for i in range(1, count + 1):

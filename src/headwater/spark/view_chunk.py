@@ -93,7 +93,7 @@ def chunk_segments(
     end: Position,
     tasks: int | None = None,
 ) -> list[NewSegment]:
-    """The change of the view by the driving input's rows from one position to before another, read by so many tasks."""
+    """The change of the view by the driving input's rows from one position to before another, read by n `tasks`."""
     inputs = as_created(view, inputs)
     plan = ViewPlan.from_dict(view.job.spec["plan"])
     sources = {

@@ -85,7 +85,7 @@ def _source(core: Any, inputs: Inputs, name: str, where: Column | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """`attempt` is the failed step with a part of one input, `part` that part itself, of about so many `rows`."""
+    """`attempt` is the failed step with a part of one input, `part` that part itself, of about that many `rows`."""
 
     vnode_count: int
     attempt: Callable[[Column], DataFrame]

@@ -41,7 +41,7 @@ TOGETHER: Final = 16  # views in one job: its tasks each unpack the plan of all 
 # So few rows of an input are read whole: that costs less than to ask for some of them.
 WHOLE_ROWS: Final = 10_000
 # Changes that one task takes through a kept plan in the few seconds that an epoch should have (`epoch_size.py`); to
-# plan anew for as many takes several times as long. More are worth the work of many tasks.
+# plan again for as many takes several times as long. More are worth the work of many tasks.
 MOST_CHANGES: Final = 200_000
 MOST_FILES: Final = 500  # of a view and its inputs: every Python worker of a run is told of all
 # What values may be compared by: types of which Spark and Arrow agree about what is equal.

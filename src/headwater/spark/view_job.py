@@ -194,7 +194,7 @@ def _whole(core: Any, inputs: Inputs) -> dict[str, Source]:
 
 
 def at_most(frame: DataFrame, tasks: int | None) -> DataFrame:
-    """The frame, read by so many tasks at most."""
+    """The frame, read by that many tasks at most."""
     return frame if tasks is None else frame.coalesce(tasks)
 
 

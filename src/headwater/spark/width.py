@@ -1,7 +1,7 @@
 """How wide rows are, as far as it decides the way that they take to Python.
 
-Spark hands rows to Python in batches of so many rows. It can bound a batch in bytes too, but then asks for its size at
-every row, which takes longer than all the rest. So that is done only for rows that are, or may become, wide: by a
+Spark hands rows to Python in batches of n rows. It can bound a batch in bytes too, but then asks for its size at every
+row, which takes longer than all the rest. So that is done only for rows that are, or may become, wide: by a
 session of its own (`session.py`: `careful_session`), or by not going to Python at all (`segment.py`).
 """
 

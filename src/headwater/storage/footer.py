@@ -24,7 +24,7 @@ CREATED_BY: Final = b"headwater version 1"  # "<application> version <number>" i
 # Physical types.
 BOOLEAN, INT32, INT64, FLOAT, DOUBLE, BYTE_ARRAY = 0, 1, 2, 4, 5, 6
 # Encodings.
-PLAIN, RLE, DIFFERENCES, WORDS = 0, 3, 5, 8
+PLAIN, RLE, DELTA_BINARY_PACKED, WORDS = 0, 3, 5, 8
 CODECS: Final = {"none": 0, "snappy": 1, "zstd": 6}
 
 KNOWN_COLUMNS: Final = 4096  # whose part of a footer is remembered, some 200 bytes each

@@ -31,7 +31,7 @@ CODEC_LEVEL: Final = 1
 FAST_CODEC: Final = "snappy"
 NEARLY: Final = 1.5  # times the size, for half of the time to write and to read it
 WORTH: Final = 0.4  # of its size: what shrinks less is not packed
-DIFFERENCES: Final = "DELTA_BINARY_PACKED"
+DELTA_BINARY_PACKED: Final = "DELTA_BINARY_PACKED"
 WORDS: Final = "RLE_DICTIONARY"
 PLAIN: Final = "PLAIN"
 REPEATED: Final = 4  # times that a value occurs, on average, for a dictionary to pay
@@ -49,17 +49,17 @@ def packing(rows: pa.Table, key: Collection[str] = ()) -> dict[str, Any]:
     sample = rows.slice(0, max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // width)))
     found = {n: _choice(n, sample.column(n)) for n in rows.column_names}
     repeating = [n for n, (way, _) in found.items() if way == WORDS]
-    near = [n for n, (way, _) in found.items() if way == DIFFERENCES]
+    near = [n for n, (way, _) in found.items() if way == DELTA_BINARY_PACKED]
     packed: dict[str, Any] = {"use_dictionary": repeating, "store_decimal_as_integer": True}
     if near:
-        packed["column_encoding"] = dict.fromkeys(near, DIFFERENCES)
+        packed["column_encoding"] = dict.fromkeys(near, DELTA_BINARY_PACKED)
     if any(pa.types.is_nested(field.type) for field in sample.schema):  # leaves have other names than columns
         return packed | {"compression": CODEC, "compression_level": CODEC_LEVEL}
     return packed | _noted(rows.schema, key, repeating) | _compression({n: codec for n, (_, codec) in found.items()})
 
 
 def is_small(schema: pa.Schema, memory: int) -> bool:
-    """Whether a file of rows of so many bytes is small however they are packed: to look at them would take longer than
+    """Whether a file of rows of `memory` bytes is small however they are packed: to look at them would take longer than
     to write them."""
     return bool(memory <= SMALL_BYTES and not any(pa.types.is_nested(kind) for kind in schema.types))
 
@@ -92,9 +92,9 @@ def _choice(name: str, sample: pa.ChunkedArray) -> tuple[str, str]:
         uneven = _is_text(sample.type) or _told(counts) <= word_bits * WORTH
         if uneven or bits > word_bits:
             return WORDS, CODEC if uneven else "none"
-        return DIFFERENCES, "none"
+        return DELTA_BINARY_PACKED, "none"
     if whole is not None and bits <= 8 * whole.itemsize * WORTH:
-        return DIFFERENCES, "none"
+        return DELTA_BINARY_PACKED, "none"
     return PLAIN, _codec(sample)
 
 

@@ -40,18 +40,18 @@ _SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: neighbour
 
 
 def differences_room(rows: int, width: int) -> int:
-    """Bytes of so many differences of numbers of `width` bytes, at most."""
+    """Bytes of that many differences of numbers of `width` bytes, at most."""
     blocks = rows // _BLOCK + 1
     return 32 + blocks * (_BLOCK_HEAD + _BLOCK * width) + SLACK
 
 
 def hybrid_room(rows: int, width: int) -> int:
-    """Bytes of so many numbers of `width` bits, at most."""
+    """Bytes of that many numbers of `width` bits, at most."""
     return 16 + (rows + 64) * width // 8 + SLACK
 
 
 def repeated_room(runs: int) -> int:
-    """Bytes of so many runs, at most: a varint of 32 bits and a number each."""
+    """Bytes of that many runs, at most: a varint of 32 bits and a number each."""
     return runs * (5 + 4) + SLACK
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from headwater.storage import footer, pages
 from headwater.storage.footer import BOOLEAN, BYTE_ARRAY, Chunk, Kind, kind_of, varint
-from headwater.storage.packing import DIFFERENCES, RUN_ROWS
+from headwater.storage.packing import DELTA_BINARY_PACKED, RUN_ROWS
 
 # Texts of a page, in bytes: what a reader unpacks at once. Numbers need no bound, as a row group of them is less.
 PAGE_BYTES: Final = 1 << 20
@@ -38,7 +38,7 @@ MOST_WORDS: Final = 1 << 14
 MOST_WORD_BYTES: Final = 1 << 20
 MOST_BOUND_BYTES: Final = 4096  # a longer text would make footers large
 COPIED_BYTES: Final = 1 << 16  # smaller parts are gathered, for fewer calls; from 16 to 256 KiB it makes no difference
-GATHERED_BYTES: Final = 1 << 20  # so many at the most: of a table of hundreds of columns all parts are small
+GATHERED_BYTES: Final = 1 << 20  # that many at the most: of a table of hundreds of columns all parts are small
 KNOWN_SCHEMAS: Final = 256  # whose part of the footer is remembered, some 100 bytes a column
 
 _STORED: Final[dict[int, np.dtype[Any]]] = {
@@ -144,7 +144,7 @@ def _columns(rows: pa.Table, types: Sequence[_Type], packed: dict[str, Any]) -> 
             kind,
             column.null_count > 0 or (kind.is_dictionary and _has_null_word(column)),
             name in words or kind.is_dictionary,
-            encodings.get(name) == DIFFERENCES,
+            encodings.get(name) == DELTA_BINARY_PACKED,
             name in compared,
             footer.CODECS[codec],
             None if codec == "none" else _codec(codec, levels.get(name)),
@@ -322,7 +322,7 @@ def _encoded_numbers(sink: _Sink, column: _Column, values: NDArray[Any]) -> _Enc
     bounds = _bounds(values) if column.compared else None
     if values.size and column.differences:
         out = sink.scratch(pages.differences_room(values.size, values.itemsize))
-        return _Encoded(footer.DIFFERENCES, _raw(out)[: pages.differences(values, out)], bounds)
+        return _Encoded(footer.DELTA_BINARY_PACKED, _raw(out)[: pages.differences(values, out)], bounds)
     return _Encoded(footer.PLAIN, _raw(values), bounds)
 
 
@@ -481,6 +481,6 @@ def prepare() -> None:
         pa.BufferOutputStream(),
         row_group_size=len(rows),
         use_dictionary=[n for n in names if n.startswith(("word", "run"))],
-        column_encoding={n: DIFFERENCES for n in names if n.startswith("near")},
+        column_encoding={n: DELTA_BINARY_PACKED for n in names if n.startswith("near")},
         write_statistics=names,
     )

@@ -29,7 +29,7 @@ Longs = NDArray[Any]
 MOST_WORDS: Final = 1024  # of a column; with more of them, or longer ones, a dictionary is no longer worth it
 WORD_BYTES: Final = 255
 WORD_SLOTS: Final = 4 * MOST_WORDS
-WORD_PROBES: Final = 32  # slots that are looked at for a word; so many are only taken where somebody made it so
+WORD_PROBES: Final = 32  # slots that are looked at for a word; that many are only taken where somebody made it so
 MOST_BYTES: Final = (1 << 31) - 1  # of a column's texts: Arrow's offsets have 32 bits
 _WORD_ROOM: Final = WORD_BYTES + 1  # in the last byte its length
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -37,7 +37,7 @@ _WORDS_DTYPES: Final = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64
 
 
 @compiled
-def dealt_out(numbers: Any, count: int) -> tuple[Longs, Longs]:
+def scatter_positions(numbers: Any, count: int) -> tuple[Longs, Longs]:
     """How many rows have each number below `count`, and each row's place if they are put in order by it, stably."""
     counts = np.zeros(count, np.int64)
     for i in range(np.uint64(numbers.size)):

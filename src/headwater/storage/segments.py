@@ -134,7 +134,7 @@ def _floats_plain(schema: pa.Schema, packed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_levels(rows: pa.Table) -> pa.Table:
-    """Columns without a NULL are marked as such: the file need not say it row by row, which is dear to write and read.
+    """Columns without a NULL are marked as such: the file need not say it row by row, which costs time.
 
     Readers take every column as one that may have NULLs, so files of one table may differ in this.
     """
@@ -159,17 +159,17 @@ def places_of(keys: pa.Table, schema: Schema, vnode_count: int) -> tuple[pa.Arra
         order = _compared(keys, (VNODE, *schema.key)).to_numpy()
         return keys.column(VNODE).combine_chunks().take(pa.array(order)), _inverse(order)
     # As copies of a table mostly come: rows of a vnode stay as they are, so that counting tells their places.
-    from headwater.storage.placing import dealt_out  # late: numba is only loaded where rows are touched
+    from headwater.storage.placing import scatter_positions  # late: numba is only loaded where rows are touched
 
     vnode = keys.column(VNODE).to_numpy()
     if falls:
         number = _as_number(keys, schema.key)  # numpy's sort takes less the fewer there are to move
         order = _compared(keys, schema.key).to_numpy() if number is None else np.argsort(number, kind="stable")
-        counts, dealt = dealt_out(vnode[order], vnode_count)
+        counts, dealt = scatter_positions(vnode[order], vnode_count)
         places = np.empty(keys.num_rows, np.int64)
         places[order] = dealt
     else:
-        counts, places = dealt_out(vnode, vnode_count)
+        counts, places = scatter_positions(vnode, vnode_count)
     return pa.array(np.repeat(np.arange(vnode_count, dtype=np.int32), counts)), places
 
 
@@ -346,7 +346,7 @@ def _conforming(table: pa.Table, wanted: pa.Schema) -> pa.Table:
 
 
 def read_held(data_dir: DataDir, schema: Schema, segments: Sequence[Segment], max_bytes: int) -> pa.Table | None:
-    """The rows of small change-log segments, to be held in memory; None if they would be more than so many bytes.
+    """The rows of small change-log segments, to be held in memory; None if they would be more than that many bytes.
 
     Rows of a base segment (a hand-over) get a `_seq` below every change's: a change of the same epochs is newer.
     """

@@ -36,7 +36,7 @@ class Sweep:
         self._tables = [path for path in tables if path not in kept]
 
     def some(self, count: int) -> bool:
-        """Remove so many of what is left; whether there is more."""
+        """Remove that many of what is left; whether there is more."""
         part = [self._left.popleft() for _ in range(min(count, len(self._left)))]
         self.data_dir.delete(path for path, folder in part if not folder)
         for path, folder in part:

@@ -148,9 +148,9 @@ def _accumulator(i: int, column: str, expr: exp.Expr, types: Mapping[str, str]) 
         if kind is None:
             raise Unsupported(f"{_label(expr)} over a type that cannot be subtracted exactly")
         if isinstance(expr, exp.Avg) and not kind[0] and kind[1] + kind[2] > AVG_DIGITS:
-            raise Unsupported("avg over decimals of so many digits has no room for exact rounding")
+            raise Unsupported("avg over decimals of that many digits has no room for exact rounding")
         if not exact.can_be_added(exact.sum_type(kind)):
-            raise Unsupported(f"{_label(expr)} over decimals of so many digits has no room for exact addition")
+            raise Unsupported(f"{_label(expr)} over decimals of that many digits has no room for exact addition")
         name: Kind = "sum" if isinstance(expr, exp.Sum) else "avg"
         return Accumulator(column, name, argument, value, exact.name(exact.sum_type(kind)), rows)
     if isinstance(expr, (exp.Min, exp.Max)) and not expr.expressions:

@@ -1,7 +1,7 @@
 """Algebraic refresh: changes are aggregated with their sign and added to the accumulators of the groups they touch.
 
 Nothing but the changes, the other sides of joins and the touched groups' rows is read. Only a group whose minimum or
-maximum was removed is computed anew from the inputs. `algebra.py` says which queries this holds for.
+maximum was removed is computed again from the inputs. `algebra.py` says which queries this holds for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.view.touched import Evaluator
 from headwater.view.tree import Filter, Join, Node, Project, Scan, UnionAll
 
 _SIGN = "_hw_sign"
-_REDO = "_hw_redo"  # the extreme of the group is gone: compute it anew
+_REDO = "_hw_redo"  # the extreme of the group is gone: compute it again
 _GONE = "_hw_gone"  # no rows are left in the group
 
 
@@ -50,13 +50,13 @@ class AlgebraicRefresh:
         lost = self.sql.where(merged, _REDO)
         if group:
             redo = self.evaluator.by_columns(lost, group)
-            anew = self._accumulated(self.evaluator.rows(self.algebra.aggregate.child, "after", redo))
+            again = self._accumulated(self.evaluator.rows(self.algebra.aggregate.child, "after", redo))
         else:
-            # One group: no key restricts it, so its rows are only read if it must be computed anew.
+            # One group: no key restricts it, so its rows are only read if it must be computed again.
             one = self.sql.select(lost, {"_hw_one": "1"}).few()
             rows = self.sql.join(self.evaluator.rows(self.algebra.aggregate.child), one, None, "semi")
-            anew = self.sql.join(self._accumulated(rows), one, None, "semi")
-        done = self.sql.extend(self._finished(anew), {OP: f"CAST({OP_UPSERT} AS TINYINT)"})
+            again = self.sql.join(self._accumulated(rows), one, None, "semi")
+        done = self.sql.extend(self._finished(again), {OP: f"CAST({OP_UPSERT} AS TINYINT)"})
         return self.sql.union([kept, done])
 
     @property
@@ -260,7 +260,7 @@ def _decimal_mean(value: str, rows: str, precision: int, scale: int) -> str:
 
 
 def _extreme(acc: Accumulator) -> tuple[str, str]:
-    """(the new extreme, whether it must be computed anew: it was removed and nothing added reaches it)."""
+    """(the new extreme, whether it must be computed again: it was removed and nothing added reaches it)."""
     old, added, removed = f"`_hw_c{acc.value}`", f"`_hw_d{acc.value}`", f"`_hw_r{acc.value}`"
     function, sign = ("least", "<=") if acc.kind == "min" else ("greatest", ">=")
     lost = f"(coalesce({removed} {sign} {old}, false) AND NOT coalesce({added} {sign} {old}, false))"

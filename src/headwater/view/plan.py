@@ -107,7 +107,7 @@ def explain(plan: ViewPlan) -> str:
 
 
 def _jobs_text(plan: ViewPlan) -> str:
-    anew = f"about {plan.spark_jobs} per refresh of small changes"
+    again = f"about {plan.spark_jobs} per refresh of small changes"
     if plan.strategy is Strategy.FULL:
-        return anew
-    return f"1, shared with other views, by a plan that is made once; {anew} where it is planned anew"
+        return again
+    return f"1, shared with other views, by a plan that is made once; {again} where it is planned again"

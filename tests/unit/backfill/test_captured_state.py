@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.backfill.cdc.state import SplitState
-from headwater.runtime.splits import CapturedState, SplitInfo, in_order
+from headwater.runtime.splits import EpochPart, SplitInfo, in_order
 from headwater.storage.checkpoint import NewSegment, SplitRow
 
 
@@ -16,7 +16,7 @@ def split(number: int, low_lsn: int, snapshot: str) -> SplitInfo:
 
 def handed(truncate: list[int] | None, *splits: SplitInfo) -> list[str]:
     backfill: Any = None
-    state = CapturedState(backfill, 0, 0, (), (0,), (None,), list(splits))
+    state = EpochPart(backfill, 0, 0, (), (0,), (None,), list(splits))
     return [s.path for s in state.handed_segments(truncate)]
 
 

@@ -51,7 +51,7 @@ def record_of(number: int) -> Record:
 
 
 def made(path: Path, count: int) -> None:
-    """The manifest of so many batches as an older release left it, made directly."""
+    """The manifest of that many batches as an older release left it, made directly."""
     folder = path / manifest.MANIFEST_DIR
     folder.mkdir(parents=True)
     (path / manifest.DATA_DIR).mkdir()
@@ -60,7 +60,7 @@ def made(path: Path, count: int) -> None:
 
 
 def aged(path: Path, count: int) -> None:
-    """The manifest of so many batches as this release leaves it. Only the last record is ever read: the others are
+    """The manifest of that many batches as this release leaves it. Only the last record is ever read: the others are
     names of few files.
     """
     made(path, 0)

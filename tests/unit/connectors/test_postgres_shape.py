@@ -82,7 +82,7 @@ def test_a_column_that_comes_back_is_taken_again_and_is_another_one() -> None:
     assert after(ID, A, replace(B, attnum=9), before=without) == OLD
     again = evolved(BEFORE, info(ID, A, replace(B, attnum=9)), policy="lenient", options={}, used=True,
                     streamed={"id", "a", "b"})  # fmt: skip
-    assert again != BEFORE  # so that it is copied anew
+    assert again != BEFORE  # so that it is copied again
 
 
 BIG = replace(A, type_oid=20, type_name="bigint")

@@ -9,7 +9,7 @@ import pytest
 from headwater.runtime.epoch_size import FIRST, FIRST_ROWS, GOAL_S, ROW_SIZES, SIZES, EpochSize
 
 MB = 1 << 20
-Cost = Callable[[float], float]  # of an epoch of so many MB, in seconds
+Cost = Callable[[float], float]  # of an epoch of that many MB, in seconds
 
 
 def work_off(backlog: float, cost: Cost, *, coming: float = 0.0, most: int = 300) -> list[tuple[float, float]]:
@@ -20,12 +20,12 @@ def work_off(backlog: float, cost: Cost, *, coming: float = 0.0, most: int = 300
         assert len(epochs) < most, "the backlog was never worked off"
         came = int(coming * seconds * MB)
         durable += came
-        size.arrived(came)
+        size.record_arrived(came)
         taken = min(size.limit, durable - position)
         position += taken
-        size.took(taken, rest=position < durable)
+        size.record_taken(taken, rest=position < durable)
         seconds = cost(taken / MB)
-        size.lasted(seconds)
+        size.record_duration(seconds)
         epochs.append((taken / MB, seconds))
     return epochs
 
@@ -57,7 +57,7 @@ def test_where_an_epoch_is_mostly_fixed_cost_it_does_not_become_small(fixed_s: f
 
 
 def test_size_beyond_which_epochs_are_done_in_a_slower_way_is_left_alone() -> None:
-    """As views are: of so many changes by a plan that is kept, of more by one that is made anew."""
+    """As views are: of that many changes by a plan that is kept, of more by one that is made again."""
 
     def cost(mb: float) -> float:
         return 0.2 + mb / 16 if mb <= 25 else 4 + mb / 10
@@ -88,27 +88,27 @@ def test_backlog_that_grows_while_epochs_are_slow_is_still_worked_off() -> None:
 def test_what_gathers_during_a_pause_does_not_make_the_first_epoch_larger() -> None:
     size = EpochSize()
     for came in (10, 40 * MB, 40 * MB, 120 * MB):  # barriers at which nothing is taken
-        size.arrived(came)
-        size.lasted(0.01)
+        size.record_arrived(came)
+        size.record_duration(0.01)
     assert size.limit == SIZES[FIRST]
 
 
 def test_slow_epoch_that_took_all_there_was_says_nothing_about_its_size() -> None:
     size = EpochSize()
-    size.arrived(1)
-    size.took(1000, rest=False)
-    size.lasted(60.0)
+    size.record_arrived(1)
+    size.record_taken(1000, rest=False)
+    size.record_duration(60.0)
     assert size.limit == SIZES[FIRST]
 
 
 def test_splits_are_handed_over_as_they_fit_and_one_that_never_would_alone() -> None:
     size = EpochSize(ROW_SIZES, FIRST_ROWS)
-    size.arrived(0)
+    size.record_arrived(0)
     assert size.fit([size.limit - 1000, 900, 200, 50]) == 2
-    size.lasted(GOAL_S / 10)
+    size.record_duration(GOAL_S / 10)
     assert size.limit == ROW_SIZES[FIRST_ROWS + 1]
-    size.arrived(0)
+    size.record_arrived(0)
     assert size.fit([10 * size.limit, 1]) == 1
     assert size.fit([1]) == 0  # of another table
-    size.arrived(0)
+    size.record_arrived(0)
     assert size.fit([]) == 0 and size.fit([5, 0, 7]) == 3

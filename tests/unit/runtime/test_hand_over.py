@@ -35,7 +35,7 @@ def table(*dependants: JobRow, splits: int = 6, rows: int = LIMIT // 2, low: int
 
 
 def handed(found: TableBackfill) -> list[int]:
-    found.source.handed_rows.arrived(0)
+    found.source.handed_rows.record_arrived(0)
     return sorted(x.row.split_id for x in found._ready(TARGET))
 
 

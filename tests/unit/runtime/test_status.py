@@ -36,7 +36,7 @@ def test_a_view_whose_tables_are_being_copied_says_so() -> None:
     views = job(2, "view", inputs=(1,)), job(3, "view", inputs=(2,))
     rows = rows_of(copied, *views)
     assert rows["view2"]["waiting_for"] == rows["view3"]["waiting_for"] == "the copy of table1"
-    for state, live_epoch in (("live", 5), ("creating", 5)):  # done, or copied anew beside rows that are complete
+    for state, live_epoch in (("live", 5), ("creating", 5)):  # done, or copied again beside rows that are complete
         rows = rows_of(job(1, "table", state, live_epoch=live_epoch), *views)
         assert rows["view2"]["waiting_for"] is None
 

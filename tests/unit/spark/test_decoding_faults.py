@@ -11,10 +11,10 @@ import pytest
 from headwater.errors import TransientError
 from headwater.model.schema import Column, Schema
 from headwater.spark import capture
-from headwater.spark.capture import CapturedTable, DecodeTables
+from headwater.spark.capture import DecodeSpec, DecodeTables
 from headwater.storage.files import DataDir
 
-TABLE = CapturedTable(
+TABLE = DecodeSpec(
     table_id=1,
     oid=1,
     schema=Schema((Column("id", "BIGINT", nullable=False),), ("id",)),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.storage.packing import DIFFERENCES, difference_bits, is_small, packing, unpacked
+from headwater.storage.packing import DELTA_BINARY_PACKED, difference_bits, is_small, packing, unpacked
 
 ROWS = 5000
 RANDOM = np.random.default_rng(1)
@@ -32,17 +32,25 @@ def written(rows: pa.Table, key: tuple[str, ...] = ()) -> pq.FileMetaData:
 @pytest.mark.parametrize(
     ("values", "encoding", "codec"),
     [
-        (pa.array(np.arange(ROWS) * 3), DIFFERENCES, "UNCOMPRESSED"),
-        (pa.array([None if i % 7 == 0 else i for i in range(ROWS)], pa.int32()), DIFFERENCES, "UNCOMPRESSED"),
-        (pa.array(np.arange(ROWS) * 1_000_003, pa.timestamp("us", tz="UTC")), DIFFERENCES, "UNCOMPRESSED"),
-        (pa.array([Decimal(i - 99) / 4 for i in range(ROWS)], pa.decimal128(9, 2)), DIFFERENCES, "UNCOMPRESSED"),
-        (pa.array([Decimal(10**15 + i) / 8 for i in range(ROWS)], pa.decimal128(18, 3)), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array(np.arange(ROWS) * 3), DELTA_BINARY_PACKED, "UNCOMPRESSED"),
+        (pa.array([None if i % 7 == 0 else i for i in range(ROWS)], pa.int32()), DELTA_BINARY_PACKED, "UNCOMPRESSED"),
+        (pa.array(np.arange(ROWS) * 1_000_003, pa.timestamp("us", tz="UTC")), DELTA_BINARY_PACKED, "UNCOMPRESSED"),
+        (
+            pa.array([Decimal(i - 99) / 4 for i in range(ROWS)], pa.decimal128(9, 2)),
+            DELTA_BINARY_PACKED,
+            "UNCOMPRESSED",
+        ),
+        (
+            pa.array([Decimal(10**15 + i) / 8 for i in range(ROWS)], pa.decimal128(18, 3)),
+            DELTA_BINARY_PACKED,
+            "UNCOMPRESSED",
+        ),
         (pa.array([Decimal(i * 10**8) for i in range(ROWS)], pa.decimal128(38, 0)), "PLAIN", "ZSTD"),
         (pa.array(RANDOM.integers(-(2**63), 2**63 - 1, ROWS)), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"{x:x}" for x in RANDOM.integers(2**60, 2**62, ROWS)]), "PLAIN", "UNCOMPRESSED"),
         (pa.array([f"the customer with the number {i}" for i in range(ROWS)]), "PLAIN", "ZSTD"),
         (pa.array([" ".join(RANDOM.choice(WORDS, 6)) for _ in range(ROWS)]), "PLAIN", "SNAPPY"),
-        (pa.array(np.arange(ROWS) % 10), DIFFERENCES, "UNCOMPRESSED"),
+        (pa.array(np.arange(ROWS) % 10), DELTA_BINARY_PACKED, "UNCOMPRESSED"),
         (pa.array(RANDOM.integers(0, 1000, ROWS)), "RLE_DICTIONARY", "UNCOMPRESSED"),
         (pa.array(RANDOM.integers(0, 10, ROWS) * 10**12), "RLE_DICTIONARY", "UNCOMPRESSED"),
         (pa.array(RANDOM.integers(0, 10, ROWS) / 3), "RLE_DICTIONARY", "UNCOMPRESSED"),

@@ -7,7 +7,7 @@ soon; but each job costs what reading some 100,000 rows costs. With notes it may
     <folder>/<split>.claim            which of several readers has begun the split: the others leave it alone
 
 A note is never the only way: what a job gives at its end counts as well. A split that was claimed and whose reader died
-is read when the engine asks anew, with another folder. Whoever made the folder deletes it.
+is read when the engine asks again, with another folder. Whoever made the folder deletes it.
 """
 
 from __future__ import annotations

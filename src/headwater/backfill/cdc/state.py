@@ -19,7 +19,7 @@ from headwater.errors import TransientError
 
 class ReadPaused(TransientError):
     """A read was given up because of the rate limit: its table is paused for long, or it would take too long for what
-    the limit is now. No fault: the split is read anew, later or in smaller parts."""
+    the limit is now. No fault: the split is read again, later or in smaller parts."""
 
     CODE: ClassVar = "BACKFILL_PAUSED"
 

@@ -2,7 +2,7 @@
 
 Exactly once by the protocol's own `txn` action: application `<sink>` has the epoch as its version, `<sink>/generation`
 the owner. Both are part of every commit, so a commit from a handle that has not seen another writer's conflicts with it
-and is refused; then everything is read again and judged anew. Each added file carries its row count and the bounds of
+and is refused; then everything is read again and judged again. Each added file carries its row count and the bounds of
 its key columns, by which later batches, and readers, skip it. The target must be unpartitioned, and without deletion
 vectors or mapped columns: Spark reads and writes its files as plain Parquet here.
 """
@@ -126,7 +126,7 @@ class DeltaSink(LakeSink):
         return bool(outcome)
 
     def _properties(self, epoch: int | None) -> CommitProperties:
-        """The owner and, unless None, the progress. A refused commit is judged anew, never just repeated."""
+        """The owner and, unless None, the progress. A refused commit is judged again, never just repeated."""
         transactions = [Transaction(f"{self.name}/generation", self.generation)]
         if epoch is not None:
             transactions.append(Transaction(self.name, epoch))

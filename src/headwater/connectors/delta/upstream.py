@@ -119,13 +119,13 @@ def explained(name: str, *, versioned: bool = True) -> Iterator[None]:
             raise DefiniteError(
                 "UPSTREAM_UNREADABLE",
                 f"the change data feed of {name} was off for a while",
-                hint=f"DROP TABLE {name} and create it again: it is copied anew",
+                hint=f"DROP TABLE {name} and create it again: it is copied again",
             ) from None
         if versioned and any(word in text for word in _LOST):
             raise DefiniteError(
                 "UPSTREAM_EXPIRED",
                 f"the Delta table of {name} was vacuumed: versions that were not read are gone",
-                hint=f"DROP TABLE {name} and create it again: it is copied anew",
+                hint=f"DROP TABLE {name} and create it again: it is copied again",
             ) from None
         raise TransientError("UPSTREAM_BUSY", f"the Delta table of {name} cannot be read now") from None
 

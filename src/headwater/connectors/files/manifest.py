@@ -33,7 +33,7 @@ from typing import Any, Final
 
 MANIFEST_DIR: Final = "_manifest"
 SUMMARY: Final = "summary"  # not `….json`: readers take those for records
-SUMMARY_EVERY: Final = 100  # records; so many are read at the start, and writing it costs next to nothing
+SUMMARY_EVERY: Final = 100  # records; that many are read at the start, and writing it costs next to nothing
 STAGING_DIR: Final = "_staging"
 DATA_DIR: Final = "data"
 

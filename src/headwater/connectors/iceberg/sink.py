@@ -4,7 +4,7 @@ Exactly once: the files, a snapshot with the properties `headwater.sink` and `he
 `headwater.<sink>.epoch` and `.generation` are one metadata commit. The table properties are the ones that are asked:
 they outlive the expiry of snapshots. Every commit, `claim` too, adds a snapshot, because a catalog checks only that
 against a stale handle; and `commit.retry.num-retries=0` keeps pyiceberg from repeating a refused commit on its own: it
-is judged anew here instead.
+is judged again here instead.
 
 Old snapshots of the sink expire (`tidy.py`).
 

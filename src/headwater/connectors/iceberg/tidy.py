@@ -28,7 +28,7 @@ from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from headwater.sink.lake import filesystem_of
 
-STEP: Final = 25  # so many snapshots too many before a commit is spent on them
+STEP: Final = 25  # that many snapshots too many before a commit is spent on them
 FILES_KEPT_S: Final = 3_600.0
 # Merging is off by default in pyiceberg; below this number of manifests it is not worth a rewrite.
 MERGING: Final = {"commit.manifest-merge.enabled": "true", "commit.manifest.min-count-to-merge": "8"}

@@ -202,7 +202,7 @@ def _decimals(array: Any) -> Any:
 
 
 def _blocks(lengths: np.ndarray[Any, Any], items: Any) -> Any:
-    """Lists of encoded items, so many each, as one block each: the count, the items, the end."""
+    """Lists of encoded items, that many each, as one block each: the count, the items, the end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     # The bytes of neighbouring items are neighbours already: only the offsets change.

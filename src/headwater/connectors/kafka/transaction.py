@@ -300,7 +300,7 @@ class Transaction:
             "partitioner": "murmur2_random",
             "linger.ms": 20,
             "compression.type": "lz4",
-            # A topic that was deleted took what was delivered with it: a broker that makes it anew would hide that.
+            # A topic that was deleted took what was delivered with it: a broker that makes it again would hide that.
             "allow.auto.create.topics": False,
             **self.place.client_properties(),
             "transactional.id": self._id,

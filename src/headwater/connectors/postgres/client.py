@@ -310,7 +310,7 @@ def classify(sqlstate: str, message: str, doing: str) -> HeadwaterError:
 
 
 def protocol_error(what: str) -> TransientError:
-    """Bytes that no Postgres sends: the connection is given up and made anew, and what was to be read is read again."""
+    """Bytes that no Postgres sends: the connection is made again, and what was to be read is read again."""
     return TransientError(
         "SOURCE_PROTOCOL",
         f"the server's answer cannot be understood: {what}",

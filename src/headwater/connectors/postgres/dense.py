@@ -34,7 +34,7 @@ Connection = psycopg.Connection[Any]
 
 _WHOLE_NUMBERS: Final = frozenset({20, 21, 23})  # int8, int2, int4
 SPARSE: Final = 1.2  # numbers, and pages, for each that is expected; with more there are other keys or rows between
-ROWS_PER_GAP: Final = 100  # a look-up costs the server as much as the pages save for so many rows
+ROWS_PER_GAP: Final = 100  # a look-up costs the server as much as the pages save for that many rows
 PROBED_PAGES: Final = 6  # a few hundred rows
 
 

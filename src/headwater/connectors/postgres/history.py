@@ -24,7 +24,9 @@ from headwater.capture.spool import SpoolReader
 from headwater.connectors.postgres.client import format_lsn
 from headwater.errors import SourceError
 
-ANEW: Final = "all tables of the source are copied anew by themselves"  # what the engine does (`SourceRuntime.heal`)
+ALL_COPIED_AGAIN: Final = (
+    "all tables of the source are copied again by themselves"  # what the engine does (`SourceRuntime.heal`)
+)
 CHECKED_BYTES: Final = 64 << 20  # of the source's log: read by the stream within seconds
 
 
@@ -74,5 +76,5 @@ class History:
 
 
 def restored(message: str) -> SourceError:
-    hint = f"it was restored from a backup or failed over with loss; {ANEW}"
+    hint = f"it was restored from a backup or failed over with loss; {ALL_COPIED_AGAIN}"
     return SourceError("SOURCE_RESTORED", message, hint=hint)

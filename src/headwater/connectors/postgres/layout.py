@@ -1,14 +1,14 @@
 """What the catalogue tells of a table's rows that the stream does not: changes of old rows that no event announces.
 
     ALTER TABLE … DROP x, ADD x of the same type    the column has another number; old rows have its default
-    ALTER TABLE … ALTER x TYPE … USING …            its entry was written anew, and so were the table's files
+    ALTER TABLE … ALTER x TYPE … USING …            its entry was written again, and so were the table's files
     ALTER TYPE … RENAME VALUE                       a label of an enum is another text; old rows show that one
     a partition attached, detached or dropped       its rows come or go with it
 
 The stream announces columns by name and type, so a table goes on as if nothing had happened. A layout is remembered
 when a table enters the stream, and held against the present one now and then (`runtime/healing.py`).
 
-VACUUM FULL and TRUNCATE give a table other files, SET NOT NULL and the like write a column's entry anew; only both
+VACUUM FULL and TRUNCATE give a table other files, SET NOT NULL and the like write a column's entry again; only both
 together are taken for a rewriting ALTER. Where that is wrong, a copy is made that was not needed.
 """
 

@@ -104,7 +104,7 @@ def page_number(ctid: str) -> int:
 
 
 def _key_after(conn: Connection, table: TableInfo, split: Split, rows: int) -> Bound | None:
-    """The key before which a split has so many rows; None: it has not more."""
+    """The key before which a split has that many rows; None: it has not more."""
     texts = _texts(table.key)
     condition = split_condition(table.key, split)
     query = sql.SQL("SELECT {} FROM {} AS _hw {} ORDER BY {} OFFSET {} LIMIT 1").format(

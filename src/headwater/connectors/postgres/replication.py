@@ -31,7 +31,7 @@ from psycopg import pq
 
 from headwater.capture.spool import RELATION, SpoolWriter
 from headwater.connectors.postgres.client import classify, format_lsn, main_line, parse_lsn, protocol_error
-from headwater.connectors.postgres.history import ANEW, History, restored
+from headwater.connectors.postgres.history import ALL_COPIED_AGAIN, History, restored
 from headwater.errors import HeadwaterError, SourceError, TransientError
 
 PG_EPOCH_US: Final = 946_684_800_000_000  # 2000-01-01 in Unix microseconds
@@ -210,7 +210,7 @@ class Assembler:
 
 @contextmanager
 def understood() -> Iterator[None]:
-    """A message that ends before what it must have: the connection is made anew, and the spool has whole ones only."""
+    """A message that ends before what it must have: the connection is made again, and the spool has whole ones only."""
     try:
         yield
     except (IndexError, struct.error):
@@ -268,7 +268,7 @@ def result_error(result: pq.abc.PGresult | None, conn: pq.abc.PGconn) -> Headwat
     state = _field(result, pq.DiagnosticField.SQLSTATE)
     message = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "the server closed the connection"
     if "publication" in message and state == "42704":
-        return SourceError("SOURCE_PUBLICATION_LOST", message, hint=ANEW)
+        return SourceError("SOURCE_PUBLICATION_LOST", message, hint=ALL_COPIED_AGAIN)
     if "wal_level" in message:
         return SourceError("SOURCE_WAL_LEVEL", message, hint="ALTER SYSTEM SET wal_level = 'logical'; then restart")
     if state in ("42704", "55000", "58P01"):
@@ -276,7 +276,7 @@ def result_error(result: pq.abc.PGresult | None, conn: pq.abc.PGconn) -> Headwat
     if message.startswith(_UNREADABLE):
         # A fault of the server's: a slot that was made while a table was being truncated may not know its new file.
         # Decoding stops at the same place whenever it is tried.
-        return SourceError("SOURCE_SLOT_UNREADABLE", message, hint=f"a new slot is made, and {ANEW}")
+        return SourceError("SOURCE_SLOT_UNREADABLE", message, hint=f"a new slot is made, and {ALL_COPIED_AGAIN}")
     error = classify(state or "08006", message, "replication")
     if error.code == "SOURCE_SLOT_IN_USE":
         return TransientError(error.code, message, hint=error.hint)
@@ -290,7 +290,7 @@ def _field(result: pq.abc.PGresult | None, field: pq.DiagnosticField) -> str:
 
 def slot_lost(message: str) -> SourceError:
     return SourceError(
-        "SOURCE_SLOT_LOST", message, hint=f"the changes since then are gone: a new slot is made, and {ANEW}"
+        "SOURCE_SLOT_LOST", message, hint=f"the changes since then are gone: a new slot is made, and {ALL_COPIED_AGAIN}"
     )
 
 
@@ -332,7 +332,7 @@ def check_slot(status: dict[str, Any], have_lsn: int | None) -> int:
         raise SourceError(
             "SOURCE_SLOT_AHEAD",
             f"replication slot {name} was moved to {format_lsn(confirmed)}, we have the log to {format_lsn(have_lsn)}",
-            hint=f"somebody else has read from the slot, or our data directory is an older copy; {ANEW}",
+            hint=f"somebody else has read from the slot, or our data directory is an older copy; {ALL_COPIED_AGAIN}",
         )
     return confirmed
 
@@ -407,7 +407,7 @@ def publication_query(publication: str, server_version: int) -> str:
 
 def check_publication(publication: str, found: str | None, known_oid: int | None) -> dict[str, Any]:
     """The answer to `publication_query`, if it is still the publication that we began with."""
-    hint = f"changes made meanwhile were not sent: it is made again if we may, and {ANEW}"
+    hint = f"changes made meanwhile were not sent: it is made again if we may, and {ALL_COPIED_AGAIN}"
     if found is None:
         raise SourceError("SOURCE_PUBLICATION_LOST", f"publication {publication} does not exist", hint=hint)
     content: dict[str, Any] = json.loads(found)

@@ -51,14 +51,14 @@ DECIMAL_TEXT: Final = 7
 DATE: Final = 8
 OID: Final = 9
 FIELD: Final = 10  # where it begins is noted, and its length: -1 for NULL
-EIGHT_TEXT: Final = 11  # a number's digits; it is stored in so many bytes
+EIGHT_TEXT: Final = 11  # a number's digits; it is stored in that many bytes
 FOUR_TEXT: Final = 12
 TWO_TEXT: Final = 13
 BOOL_TEXT: Final = 14
 
 ANY_LENGTH: Final = 1 << 40  # more than any
 
-NARROW_DIGITS: Final = 18  # a decimal of up to so many is stored in 8 bytes, else in 16
+NARROW_DIGITS: Final = 18  # a decimal of up to that many is stored in 8 bytes, else in 16
 
 ROW_MALFORMED: Final = -1  # instead of a column's number: the row has another number of fields, or is not whole
 _NULL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)  # where no value begins
@@ -84,7 +84,7 @@ def find_messages(
 
 
 class Columns(NamedTuple):
-    """What the pass is told about the columns; compiled code takes it for so many arguments."""
+    """What the pass is told about the columns; compiled code takes it for that many arguments."""
 
     kinds: Longs
     sizes: Longs

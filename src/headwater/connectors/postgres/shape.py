@@ -51,7 +51,7 @@ def corrupt(what: str) -> DefiniteError:
     return DefiniteError(
         "SPOOL_CORRUPT",
         f"the spool cannot be read: {what}",
-        hint="the stream is begun anew by itself, and all tables of the source are copied anew",
+        hint="the stream is started over by itself, and all tables of the source are copied again",
     )
 
 
@@ -128,7 +128,7 @@ def kept_type(old: ColumnPlan, new: ColumnPlan) -> ColumnPlan | None:
 
 
 def compare(relation: Relation, plans: Sequence[ColumnPlan], left_out: Collection[str] | None) -> ShapeChange:
-    """`left_out` are columns of the source that we do not take; None: we take a fixed list, others are no matter."""
+    """`left_out` are columns of the source that we do not take; None: we take a fixed list, others are ignored."""
     there = {c.name: c for c in relation.columns}
     taken = {p.name: p for p in plans if not p.absent}
     known = None if left_out is None else {*taken, *left_out}
@@ -216,7 +216,7 @@ def key_changed(table: str, now: Sequence[str]) -> DefiniteError:
     return DefiniteError(
         "SOURCE_KEY_CHANGED",
         f"table {table} has another key than the captured one: ({', '.join(now)})",
-        hint="it is copied anew if the key is by now what it was",
+        hint="it is copied again if the key is by now what it was",
     )
 
 

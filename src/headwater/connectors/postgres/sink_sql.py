@@ -244,7 +244,7 @@ class Names:
         return [self._delete(stage, deleted), self._insert(stage, self._live(), self._on_conflict())]
 
     def replace(self, stage: str) -> list[Composed]:
-        """Where the target has no unique key over the sink key: rows are deleted before they come anew."""
+        """Where the target has no unique key over the sink key: rows are deleted before they come again."""
         return [self._delete(stage, SQL("true")), self._insert(stage, self._live(), SQL(""))]
 
     def _live(self) -> Composed:

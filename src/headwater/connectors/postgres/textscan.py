@@ -364,7 +364,7 @@ def decimal_of_text(data: Bytes, start: Any, n: int, precision: int, scale: int)
     first = p
     acc: Any = 0
     digits = 0
-    behind: Any = -1  # the point; so many digits
+    behind: Any = -1  # the point; that many digits
     while p < end:
         c = np.int64(data[p])
         if 48 <= c <= 57:

@@ -61,7 +61,7 @@ class PlainWire:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def wake_for(self, size: int) -> None:
-        """Be woken when so many bytes have come; 1 is usual."""
+        """Be woken when that many bytes have come; 1 is usual."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ def forms(plans: Sequence[ColumnPlan]) -> tuple[int, ...]:
     """In which form to ask for each column.
 
     Texts are the same bytes in both, and cheaper to make as text; so are numerics. Integers cost the server the same.
-    Times, floats and uuids are dear to print, and to parse.
+    Times, floats and uuids are expensive to print, and to parse.
     """
     binary = [i for i, p in enumerate(plans) if p.wire in _ALWAYS_BINARY or p.kind is Kind.BYTES]
     ints = [i for i, p in enumerate(plans) if p.wire is Wire.INT]

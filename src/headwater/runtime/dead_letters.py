@@ -15,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLetters:
+class PendingDeadLetters:
     """The letters of a batch that is being committed (epoch 0: none is)."""
 
     epoch: int = 0
@@ -29,12 +29,12 @@ class HeldLetters:
         return {"epoch": self.epoch, "letters": [list(x) for x in self.letters]}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any] | None) -> HeldLetters:
+    def from_dict(cls, data: Mapping[str, Any] | None) -> PendingDeadLetters:
         return cls(int(data["epoch"]), _pairs(data["letters"])) if data else cls()
 
 
-def held(epoch: int, letters: Iterable[Any]) -> HeldLetters:
-    return HeldLetters(epoch, _pairs(letters))
+def held(epoch: int, letters: Iterable[Any]) -> PendingDeadLetters:
+    return PendingDeadLetters(epoch, _pairs(letters))
 
 
 def letter_rows(sink_id: int, letters: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class Relation:
 
 
 @dataclass
-class Witness:
+class ReferenceReplica:
     """Replays a slot onto empty tables. Make it before anything is written; long values are kept as their digest."""
 
     connect: Callable[[], psycopg.Connection[Any]]
