@@ -83,8 +83,8 @@ class SqlResult:
 
 
 class Backend(Protocol):
-    """What the endpoint asks of the engine. All but `problem` and `ended_by` are called in the engine's event loop and must not block
-    it."""
+    """What the endpoint asks of the engine. All but `problem` and `ended_by` are called in the engine's event loop and
+    must not block it."""
 
     async def sql(self, statement: str, trust: Trust) -> SqlResult:
         """Runs one or several statements and gives the result of the last; raises HeadwaterError. `PAUSE` and `RESUME`
