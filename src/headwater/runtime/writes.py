@@ -26,6 +26,7 @@ from headwater.runtime.registry import schema_of
 from headwater.runtime.tables import Batch
 from headwater.sql import statements as s
 from headwater.sql.binding import table_names
+from headwater.sql.parser import parse
 from headwater.storage.checkpoint import Contribution, NewSegment, States
 
 if TYPE_CHECKING:
@@ -61,9 +62,14 @@ class Writes:
         schema = schema_of(job)
         columns = self._insert_columns(schema, statement.columns)
         async with self.lock(job.id):
-            if await asyncio.to_thread(_is_inline, statement.query):  # a walk through every value of a long list
-                rows = await self._values(schema, columns, statement.query)
-                await self.stage(job.id, schema, rows, states)
+            # Each is a walk through every value of a list.
+            if await asyncio.to_thread(_is_inline, statement.query):
+                rows = [await self._values(schema, columns, statement.query)]
+                for text in statement.more:
+                    rows.append(await self._values(schema, columns, await asyncio.to_thread(_rows_of, text)))
+                await self.stage(job.id, schema, pa.concat_tables(rows), states)
+            elif statement.more:
+                raise _not_constants()
             else:
                 if await asyncio.to_thread(table_names, statement.query):
                     await self.settle()
@@ -277,6 +283,18 @@ class Writes:
         from headwater.spark.query import tombstones
 
         return tombstones(self._selected(rows, schema, hold), schema)
+
+
+def _rows_of(text: str) -> exp.Expression:
+    """The rows of a part of a long INSERT."""
+    (statement,) = parse(text)
+    if not isinstance(statement, s.Insert) or not _is_inline(statement.query):
+        raise _not_constants()
+    return statement.query
+
+
+def _not_constants() -> UsageError:
+    return UsageError("SQL_INVALID", "a long INSERT takes constants", hint="INSERT INTO … SELECT for the others")
 
 
 def _is_inline(query: exp.Expression) -> bool:

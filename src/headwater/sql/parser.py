@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -21,6 +22,7 @@ from headwater.sql import statements as s
 from headwater.sql.create import create
 from headwater.sql.cursor import Cursor
 from headwater.sql.dml import delete, insert, update
+from headwater.sql.long_values import sliced
 from headwater.sql.reading import DIALECTS, first_line, parse_query, reading, too_deep
 
 _EXPLAIN: Final = re.compile(r"\s*EXPLAIN\s+", re.IGNORECASE)
@@ -38,6 +40,9 @@ def parse(text: str, dialect: str = "spark") -> Iterator[s.Statement]:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise _no_characters()
     rest = text
+    while dialect == "spark" and (found := sliced(rest)) is not None:
+        yield _long_insert(rest[: len(rest) - len(found[1])], found[0])
+        rest = found[1]
     while rest:
         for piece, after in _pieces(rest, dialect):
             statement = _read(piece, dialect)
@@ -47,6 +52,12 @@ def parse(text: str, dialect: str = "spark") -> Iterator[s.Statement]:
                 break
         else:
             return
+
+
+def _long_insert(text: str, slices: list[str]) -> s.Statement:
+    (first,) = parse(slices[0])
+    assert isinstance(first, s.Insert)
+    return dataclasses.replace(first, text=text.rstrip("; \n"), more=tuple(slices[1:]))
 
 
 def _no_characters() -> UsageError:

@@ -80,9 +80,12 @@ class CreateSink(Statement):
 
 @dataclass(frozen=True, slots=True)
 class Insert(Statement):
+    """`more`: the rest of a long list of rows, as texts of INSERT statements of their own (`long_values.py`)."""
+
     table: str
     columns: tuple[str, ...] | None
     query: exp.Expression
+    more: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
