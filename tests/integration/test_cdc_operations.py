@@ -178,6 +178,9 @@ def test_slot_that_somebody_is_using_is_refused_with_who_it_is(world: World, tmp
     world.until(lambda: not all(f.ok for f in check_source(config_of(options))), 60)  # now we are the ones
     assert all(f.ok for f in check_source(config_of(options), exists=lambda: True))
     world.engine.execute("DROP SOURCE busy")
+    free = "SELECT active IS FALSE FROM pg_replication_slots WHERE slot_name = 'busy'"
+    world.until(lambda: world.db.execute(free).fetchone() == (True,), 60)
+    world.sql("SELECT pg_drop_replication_slot('busy'); DROP PUBLICATION busy")  # made by somebody else, it stays
 
 
 class Liar:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headwater.sink.batch import RowBatch
+from headwater.sink.sink import Sink
 
 if TYPE_CHECKING:
     from headwater.logstore.chunk import LogBatch
@@ -48,7 +49,7 @@ class Making:
         return int(self.by_spark(WHOLE).count())
 
 
-def snapshot_of(worker: SinkWorker, sink: Any, epoch: int, options: Any) -> Making:
+def snapshot_of(worker: SinkWorker, sink: Sink | None, epoch: int, options: Any) -> Making:
     source, key = worker.source(), worker.key()
 
     def rows(part: Part) -> Any:
@@ -56,10 +57,11 @@ def snapshot_of(worker: SinkWorker, sink: Any, epoch: int, options: Any) -> Maki
 
         return snapshot_batch(worker.core, source, epoch, options, key, part)
 
-    return Making(rows, sink.wants_vnodes, worker.reader.pending(epoch), worker.reader.state.reached(epoch))
+    return Making(rows, _numbered(sink), worker.reader.pending(epoch), worker.reader.state.reached(epoch))
 
 
-def changes_between(worker: SinkWorker, sink: Any, after: int, upto: int, options: Any) -> Making:
+def changes_between(worker: SinkWorker, sink: Sink | None, after: int, upto: int, options: Any) -> Making:
+    """`sink` None: only to be counted."""
     source, key = worker.source(), worker.key()
 
     def rows(part: Part) -> Any:
@@ -67,13 +69,17 @@ def changes_between(worker: SinkWorker, sink: Any, after: int, upto: int, option
 
         return change_batch(worker.core, source, after, upto, options, key, part)
 
-    return Making(rows, sink.wants_vnodes, None, frozenset())
+    return Making(rows, _numbered(sink), None, frozenset())
 
 
-def changes_of(worker: SinkWorker, sink: Any, batch: LogBatch, options: Any, *, in_memory: bool) -> Making:
+def changes_of(worker: SinkWorker, sink: Sink, batch: LogBatch, options: Any, *, in_memory: bool) -> Making:
     made = changes_between(worker, sink, batch.from_epoch, batch.to_epoch, options)
     made.pending, made.landed = batch.vnodes, worker.reader.state.reached(batch.to_epoch)
     if in_memory and (held := worker.rows.of(batch)) is not None:
         source = worker.source()
         made.in_memory = lambda: worker.rows.change_batch(worker.name, source, batch, held, options)
     return made
+
+
+def _numbered(sink: Sink | None) -> bool:
+    return sink is not None and sink.wants_vnodes

@@ -21,7 +21,7 @@ from headwater.model.schema import OP, Schema
 from headwater.runtime.registry import schema_of
 from headwater.sink.batch import RowBatch, appended_rows, net_rows
 from headwater.sink.options import SinkOptions
-from headwater.sink.sink import SinkType
+from headwater.sink.sink import Sink, SinkType
 from headwater.storage.checkpoint import JobRow, Segment
 from headwater.storage.segments import arrow_schema, read_held
 
@@ -39,7 +39,7 @@ class SinkRows:
         self._buffer = buffer
         self._looked_to = 0  # a chunk that was too large is not looked at again
 
-    def suits(self, sink: Any, source: JobRow, options: SinkOptions, key: Sequence[str]) -> bool:
+    def suits(self, sink: Sink, source: JobRow, options: SinkOptions, key: Sequence[str]) -> bool:
         """Whether changes of this input can go to this sink as they are in the segments."""
         from headwater.spark.compaction import foldable
 
