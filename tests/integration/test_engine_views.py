@@ -435,9 +435,10 @@ def test_refreshes_folds_and_drops_leave_no_folder_behind(engine: Engine) -> Non
     assert sorted(kept.values()) == ["firsts", "kept"]
 
     def left() -> list[str]:
-        folders = [p for p in (root / "tables").rglob("*") if p.is_dir() and not any(p.iterdir())]
-        gone = [p for p in (root / "tables").iterdir() if int(p.name) not in known | kept.keys()]
-        return [str(p) for p in [*folders, *gone]]
+        found = [(Path(p), folders, files) for p, folders, files in os.walk(root / "tables")]
+        empty = [p for p, folders, files in found[1:] if not folders and not files]
+        gone = [p for p, *_ in found if p.parent == root / "tables" and int(p.name) not in known | kept.keys()]
+        return [str(p) for p in [*empty, *gone]]
 
     until(lambda: not left(), f"these should be gone: {left()}")
     lanes = "SELECT DISTINCT lane FROM epochs"

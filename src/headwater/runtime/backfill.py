@@ -433,9 +433,9 @@ class TableBackfill(TableFacts):
                 raise UsageError(
                     "BACKFILL_RUNNING", f"table {self.name} is being copied already", hint="wait until it is live"
                 )
-            await self.copy_anew(follow=not self.failed)
+            await self.copy_again(follow=not self.failed)
 
-    async def copy_anew(
+    async def copy_again(
         self, *, follow: bool, only_if_reshaped: bool = False, notice: HeadwaterError | None = None
     ) -> bool:
         """Begin another generation. `follow`: the table goes on following the stream until it is handed over.

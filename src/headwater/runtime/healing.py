@@ -139,7 +139,7 @@ class Healing:
         table_id = table.table_id
         if table_id in self._lost:
             if table.failed:  # else its failure is not committed yet
-                await table.copy_anew(follow=False)
+                await table.copy_again(follow=False)
                 self.forget(table)
         elif table_id in self._suspects:
             if table.failed or table.stopped:
@@ -151,7 +151,7 @@ class Healing:
 
     async def _try_shape(self, table: TableBackfill, error: HeadwaterError) -> None:
         """Whether the table's columns have changed, and a copy with the new ones is allowed and begun."""
-        if table.policy == "exception" or not await table.copy_anew(follow=False, only_if_reshaped=True):
+        if table.policy == "exception" or not await table.copy_again(follow=False, only_if_reshaped=True):
             self.forget(table)
             await self._stop(table, error)
             return
@@ -163,7 +163,7 @@ class Healing:
             f"the source's table of {table.name} has changed: {what}",
             hint=f"it is copied again, as schema.change.behavior = {table.policy} says",
         )
-        await table.copy_anew(follow=not table.unfinished, only_if_reshaped=True, notice=notice)
+        await table.copy_again(follow=not table.unfinished, only_if_reshaped=True, notice=notice)
         self.forget(table)
 
     async def _check_membership(self, table: TableBackfill) -> None:
@@ -182,7 +182,7 @@ class Healing:
             f"publication {table.source.config.publication} was changed, or table {table.name} taken out of it",
             hint="changes made meanwhile were not sent; it is published again if we may, and copied again",
         )
-        await table.copy_anew(follow=False, notice=error)
+        await table.copy_again(follow=False, notice=error)
         self._later(table)
 
     async def _check_catalogue(self, source: SourceRuntime) -> None:
@@ -220,7 +220,7 @@ class Healing:
                 hint="the one of that name is copied again" if oid else f"make it again, then RESYNC {table.name}",
             )
             if oid is not None:
-                await table.copy_anew(follow=False, notice=error)
+                await table.copy_again(follow=False, notice=error)
             else:
                 await self._stop(table, error)
         elif self._renamed.get(table.table_id) != name_now:
@@ -240,7 +240,7 @@ class Healing:
             return
         if now.replica_identity != "d" and sorted(now.key) != sorted(table.schema.key):
             error = key_changed(".".join(table.captured["external"]), now.key)
-            await table.copy_anew(follow=False, notice=error)
+            await table.copy_again(follow=False, notice=error)
 
     async def _laid_out(self, table: TableBackfill, layout: Layout) -> None:
         """Old rows are still what they were when the table entered the stream, but for what events have said since."""
@@ -267,7 +267,7 @@ class Healing:
         if table.policy == "exception":
             await self._stop(table, error)
         else:
-            await table.copy_anew(follow=not table.unfinished, notice=error)
+            await table.copy_again(follow=not table.unfinished, notice=error)
 
     def _tell_partitions(self, table: TableBackfill, gone: list[str], come: list[str]) -> None:
         """Said and not healed: whoever drops old partitions may want their rows kept here, and the table is large."""

@@ -23,7 +23,7 @@ class FakeTable:
         self.copies = 0
         self.deciding = asyncio.Lock()
 
-    async def copy_anew(self, *, follow: bool, only_if_reshaped: bool = False, notice: object = None) -> bool:
+    async def copy_again(self, *, follow: bool, only_if_reshaped: bool = False, notice: object = None) -> bool:
         self.copies += self.reshaped or not only_if_reshaped
         return self.reshaped or not only_if_reshaped
 
