@@ -42,7 +42,7 @@ def target() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory, target: PostgresServer) -> Iterator[EngineProcess]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    with EngineProcess(tmp_path_factory.mktemp("sinks") / "data") as running:
+    with EngineProcess(tmp_path_factory.mktemp("sinks") / "data", "--allow-python") as running:
         running.sql("CREATE TABLE k (id BIGINT PRIMARY KEY, country STRING, amount INT)")
         running.sql("INSERT INTO k SELECT id, concat('c', id % 3), CAST(id AS INT) FROM range(30)")
         yield running
