@@ -257,6 +257,7 @@ class World:
 
         self.spark = make_session(None)
         self.spark.sparkContext.setJobGroup("refresh", "refresh")  # as the engine gives each
+        (scale.folder / f"world-{orders}").mkdir()
         self.data_dir = DataDir(str(scale.folder / f"world-{orders}"))
         self.sequence = SequenceAllocator(0)
         self.rows = Rows(orders)

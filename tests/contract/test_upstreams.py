@@ -30,6 +30,7 @@ class Lake:
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "lake")
+        (folder / "data").mkdir()
         self.data_dir = DataDir(str(folder / "data"))
         self.upstream = DeltaUpstream("orders", self.path, SCHEMA)
         self.segments: list[NewSegment] = []

@@ -159,6 +159,7 @@ def test_filters_on_zeros_and_nan_find_them_also_beside_columns_that_arrow_write
     for name, x in (("zeros", values), ("nans", [float("nan") if i == 7 else 1.0 for i in range(12000)])):
         rare_type = arrow_schema(schema).field("rare").type
         rows = pa.table({"id": range(12000), "x": x, "rare": pa.nulls(12000, rare_type)})
+        (tmp_path / name).mkdir()
         segment = write_segment(DataDir(str(tmp_path / name)), 1, schema, rows, kind="base", vnode_count=4)
         assert not supported(pq.read_schema(tmp_path / name / segment.path))
         read = reader.read.parquet(str(tmp_path / name / segment.path))
