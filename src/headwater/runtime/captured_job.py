@@ -89,6 +89,11 @@ class TableFacts:
         return bool(self._resync) and not self._resync.get("done")
 
     @property
+    def dropped(self) -> bool:
+        """Its job is gone: a DROP is committed before the table is taken out of its source."""
+        return self.table_id not in self.core.registry.by_id
+
+    @property
     def failed(self) -> bool:
         return self.job.state == "failed"
 

@@ -16,8 +16,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -119,15 +120,20 @@ class Healing:
                 # While the user's RESYNC begins there is nothing to look into, and others need not wait for it.
                 due = time.monotonic() >= self._not_before.get(table.table_id, 0.0)
                 if due and not table.deciding.locked():
-                    await self._guarded(table, self._heal(table))
+                    await self._guarded(table, functools.partial(self._heal, table))
             if source.reader is not None and source.reader.knows_publication:
                 self._looked.add(source.job_id)
 
-    async def _guarded(self, table: TableBackfill, work: Awaitable[None]) -> None:
-        """Not while the user's RESYNC begins, which ends what `work` was to look into."""
+    async def _guarded(self, table: TableBackfill, work: Callable[[], Awaitable[None]]) -> None:
+        """Not while the user's RESYNC begins, which ends what `work` was to look into; nor of a table that is gone."""
         async with table.deciding:
+            if table.dropped:
+                return
             try:
-                await work
+                await work()
+            except KeyError:
+                if not table.dropped:  # else it was while it was looked into, and there is nothing to heal
+                    raise
             except TransientError as error:
                 self._later(table)
                 self.core.record_error(table.table_id, table.name, error, retrying=True)
@@ -190,7 +196,7 @@ class Healing:
 
         An entry of its own in the publication goes with a table; one for all tables, or for a schema, does not.
         """
-        tables = [t for t in source.tables.values() if not t.failed and not t.replacing]
+        tables = [t for t in source.tables.values() if not t.dropped and not t.failed and not t.replacing]
         if not tables or time.monotonic() < self._catalogue_at.get(source.job_id, 0.0):
             return
         self._catalogue_at[source.job_id] = time.monotonic() + max(source.config.heartbeat_ms / 1000, LOOK_AGAIN_S)
@@ -200,10 +206,10 @@ class Healing:
         except HeadwaterError:
             return  # the reader says what is wrong
         for table, (now, layout) in zip(tables, found, strict=True):
-            if table.table_id in source.tables and not table.failed and not table.replacing:
-                await self._guarded(table, self._named(table, now.named_oid, now.name))
-                await self._guarded(table, self._check_key(table, now))
-                await self._guarded(table, self._laid_out(table, layout))
+            if table.table_id in source.tables:
+                await self._guarded(table, functools.partial(self._named, table, now.named_oid, now.name))
+                await self._guarded(table, functools.partial(self._check_key, table, now))
+                await self._guarded(table, functools.partial(self._laid_out, table, layout))
 
     async def _named(self, table: TableBackfill, oid: int | None, name_now: str | None) -> None:
         """`oid`: of the table that has the captured name; `name_now`: of the table that we follow."""

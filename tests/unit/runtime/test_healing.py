@@ -18,6 +18,7 @@ class FakeTable:
     def __init__(self, *, policy: str = "lenient", reshaped: bool = False) -> None:
         self.table_id, self.name, self.policy = 7, "t", policy
         self.failed = self.stopped = True
+        self.dropped = False
         self.replacing = False
         self.reshaped = reshaped
         self.copies = 0
@@ -106,7 +107,7 @@ def test_resync_that_the_user_asked_for_is_not_ended_by_what_was_found_before_it
 
     async def resync_while_healing_looks() -> None:
         async with table.deciding:
-            looking = asyncio.create_task(healing._guarded(table, healing._heal(table)))
+            looking = asyncio.create_task(healing._guarded(table, lambda: healing._heal(table)))
             await asyncio.sleep(0.01)
             table.failed, table.replacing = False, True
             healing.forget(table)
@@ -114,3 +115,29 @@ def test_resync_that_the_user_asked_for_is_not_ended_by_what_was_found_before_it
 
     asyncio.run(resync_while_healing_looks())
     assert not errors and not table.copies
+
+
+class DroppedTable(FakeTable):
+    """One whose DROP is committed while it is looked into: nothing is known of it any more."""
+
+    def __init__(self, *, before: bool) -> None:
+        super().__init__()
+        self.dropped = before
+
+    @property
+    def failed(self) -> bool:
+        self.dropped = True
+        raise KeyError(self.table_id)
+
+    @failed.setter
+    def failed(self, _: bool) -> None: ...
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_table_that_is_dropped_while_it_is_looked_into_is_left_alone(before: bool) -> None:
+    async def look() -> int:
+        healing, table = healing_of([]), DroppedTable(before=before)
+        await healing._guarded(table, lambda: healing._heal(table))  # type: ignore[arg-type]
+        return table.copies
+
+    assert asyncio.run(look()) == 0
