@@ -76,8 +76,13 @@ class SpoolWriter:
         self._file = numbers[-1] if numbers else FIRST_FILE
         if numbers:
             require_all(numbers)
-        for orphan in set(fmt.file_numbers(self.directory, "spool")) - set(numbers):
-            fmt.data_path(self.directory, orphan).unlink()
+        elif fmt.read_position(self.directory / "position") is not None:
+            raise missing(0)  # it had begun, and its files are made before its position
+        for orphan in sorted(set(fmt.file_numbers(self.directory, "spool")) - set(numbers)):
+            path = fmt.data_path(self.directory, orphan)
+            if orphan >= self._file and path.stat().st_size:  # an index is made before anything is written
+                raise missing(orphan)
+            path.unlink()
         self._open_pair()
         stored = fmt.read_index(fmt.index_path(self.directory, self._file))
         index = fmt.valid_prefix(stored)

@@ -94,7 +94,8 @@ class Capture:
                 if error is not None and shown.get(source_id) != text:
                     self.core.record_error(source_id, source.name, error, retrying=heals or not source.failed)
                 shown[source_id] = text
-                self.core.counters.source_lag(source.name, source.lag_bytes())
+                if (lag := source.lag_bytes()) is not None:
+                    self.core.counters.source_lag(source.name, lag)
                 if heals:
                     await source.heal()
             await self.healing.look(list(self.sources.values()))

@@ -69,6 +69,8 @@ class Copying:
             except ReadPaused:
                 pass  # the split is read again when the limit is lifted
             except HeadwaterError as error:
+                if self.core.stopping:  # which ends what Spark does
+                    return
                 if not may_pass(error):
                     if not self.core.capture.healing.read_failed(self.table, error):
                         await self._stop_for_good(error)

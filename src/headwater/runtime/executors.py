@@ -15,7 +15,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
-from headwater.errors import HeadwaterError, TransientError
+from headwater.errors import HeadwaterError
 from headwater.storage.shared import NOT_SHARED
 
 if TYPE_CHECKING:
@@ -111,5 +111,5 @@ class Executors:
     async def stop(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
-            with contextlib.suppress(asyncio.CancelledError, TransientError):
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # Spark may be gone: the stop goes on
                 await self._asking

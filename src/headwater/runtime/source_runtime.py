@@ -268,9 +268,9 @@ class SourceRuntime:
         from headwater.connectors.postgres.client import format_lsn
 
         durable = self.durable
+        self._last = last = self.position  # before anything can go wrong: the position stands still here then
         self.size.record_arrived(await asyncio.to_thread(self._came, durable))
         self.handed_rows.record_arrived(0)
-        self._last = last = self.position
         paused = barrier.at_rest or self.lost is not None
         target = last if paused else await asyncio.to_thread(self._target, last, durable)
         self.position = target
@@ -283,7 +283,7 @@ class SourceRuntime:
     def _came(self, durable: int) -> int:
         """Bytes that the spool has got since the last barrier; of the first one after a start none are known."""
         before, self._came_to = self._came_to or durable, durable
-        return self.spool.bytes_between(before, durable)
+        return self.spool.bytes_between(before, durable) if self.lost is None else 0
 
     def _target(self, last: int, durable: int) -> int:
         """The end of the epoch: all that is durable, or as many whole transactions as stay within bounds."""
@@ -486,28 +486,36 @@ class SourceRuntime:
 
     # -- what is shown ----------------------------------------------------------------------------------------------
 
-    def lag_bytes(self) -> int:
-        """What waits in the spool, and what the server says that it has and we do not."""
+    def lag_bytes(self) -> int | None:
+        """What waits in the spool, and what the server says that it has and we do not; None: it cannot be told."""
         if self.reader is None:
             return 0
-        spooled = self.spool.bytes_between(self.committed_position, self.reader.position)
+        try:
+            spooled = self.spool.bytes_between(self.committed_position, self.reader.position)
+        except (HeadwaterError, OSError):  # whoever needs what is in it says so
+            return None
         return spooled + self.reader.unread_bytes
+
+    def lag_s(self) -> float | None:
+        """How long the oldest change waits that is not committed here."""
+        newest = max(self.committed_position, self.reader.position if self.reader else 0)
+        try:
+            index, _ = self.spool.first_transactions(self.committed_position, newest, 1)
+        except (HeadwaterError, OSError):
+            return None
+        return max(0.0, time.time() - float(index["commit_us"][0]) / 1e6) if len(index) else 0.0
 
     def row(self) -> dict[str, Any]:
         from headwater.connectors.postgres.client import format_lsn
 
-        newest = max(self.committed_position, self.reader.position if self.reader else 0)
-        index, _ = self.spool.first_transactions(self.committed_position, newest, 1)  # the oldest that waits
-        lag_s = 0.0
-        if len(index):
-            lag_s = max(0.0, time.time() - float(index["commit_us"][0]) / 1e6)
+        lag_s = self.lag_s()
         return {
             "name": self.name,
             "connector": self.job.spec["options"]["connector"],
             "position": format_lsn(self.committed_position),
             "acknowledged": format_lsn(self.reader.acknowledged if self.reader else self.spooled),
             "lag_bytes": self.lag_bytes(),
-            "lag_s": round(lag_s, 3),
+            "lag_s": None if lag_s is None else round(lag_s, 3),
             "retained_bytes": self.spool.retained_bytes(),
         }
 

@@ -241,6 +241,8 @@ class Writes:
             self._acknowledge(table_id, segments=tuple(segments), states=states)
 
     def _acknowledge(self, table_id: int, **batch: Any) -> None:
+        if self.core.stopping:  # the last checkpoint may have been taken
+            raise TransientError("ENGINE_STOPPING", "the engine is stopping", hint="start it again")
         state = self.core.dataflow.tables.get(table_id)
         if state is None:
             raise UsageError("UNKNOWN_TABLE", "the table was dropped while it was written to")

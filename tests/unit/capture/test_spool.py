@@ -243,6 +243,33 @@ def test_data_file_without_index_is_removed_by_the_next_writer(writer: SpoolWrit
     assert not (tmp_path / "000000000000.spool").exists()
 
 
+@pytest.mark.parametrize("gone", ["the last index", "all files"])
+def test_spool_whose_newest_files_are_away_is_never_written_on(tmp_path: Path, gone: str) -> None:
+    writer = SpoolWriter(tmp_path, target_bytes=1)
+    writer.initialise(10)
+    for i in range(1, 4):
+        _transaction(writer, i, 10 + i * 10, b"x" * 10)
+    writer.sync()
+    writer.advance(50)
+    writer.sync()
+    writer.close()
+    for path in tmp_path.glob("000000000003.index" if gone == "the last index" else "0*"):
+        path.unlink()
+    left = sorted(p.name for p in tmp_path.iterdir())
+    with pytest.raises(TransientError, match="SPOOL_MISSING"):
+        SpoolWriter(tmp_path, complete_to=40)
+    assert sorted(p.name for p in tmp_path.iterdir()) == left
+
+
+def test_data_file_that_a_crash_left_before_its_index_is_made_again(writer: SpoolWriter, tmp_path: Path) -> None:
+    _transaction(writer, 1, 20, b"one")
+    writer.sync()
+    writer.close()
+    (tmp_path / "000000000002.spool").touch()
+    SpoolWriter(tmp_path).close()
+    assert not (tmp_path / "000000000002.spool").exists() and _all(tmp_path) == [b"one"]
+
+
 def test_second_writer_is_refused(writer: SpoolWriter, tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="SPOOL_IN_USE"):
         SpoolWriter(tmp_path)
